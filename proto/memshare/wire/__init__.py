@@ -1,0 +1,1 @@
+"""What memshare's processes must agree on: versions, errors, packed ids, paths, sockets."""

@@ -1,0 +1,118 @@
+"""The client's side of the memory owner's socket: the pool's descriptor and a token."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from memshare.v1 import common_pb2, handoff_pb2
+from memshare.wire.errors import AgentUnavailable, MemshareError, PeerRefused, VersionMismatch
+from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
+
+MAX_PACKET: Final = 4096
+_REFUSALS: Final[dict[str, type[MemshareError]]] = {
+    kind.reason: kind for kind in (PeerRefused, VersionMismatch)
+}
+
+
+@dataclass
+class PoolConnection:
+    """An open connection to the owner. While it is open, the owner counts this process in.
+
+    `descriptor` is the pool's memfd; the holder closes it once it is mapped.
+    """
+
+    connection: socket.socket
+    descriptor: int
+    pool: common_pb2.PoolDescriptor
+    token: bytes = b""
+    token_key: bytes = field(default=b"", repr=False)
+
+    def close(self) -> None:
+        """Close the connection and, if it is still open, the descriptor."""
+        self.connection.close()
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor; what is mapped stays mapped."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def list_holders(self) -> list[handoff_pb2.Holder]:
+        """Engines that are connected to the owner. For the manager's role alone."""
+        packet = handoff_pb2.PoolPacket(holders_request=handoff_pb2.HoldersRequest())
+        self.connection.send(packet.SerializeToString())
+        reply, _ = receive_packet(self.connection, max_packet=1 << 20)
+        return list(reply.holders.holders)
+
+
+def receive_packet(
+    connection: socket.socket, max_packet: int = MAX_PACKET
+) -> tuple[handoff_pb2.PoolPacket, int]:
+    """Read one packet and the descriptor that came with it (-1 if none).
+
+    Raises `EOFError` when the peer is gone and `ValueError` on what is not a packet.
+    """
+    room = socket.CMSG_SPACE(array.array("i").itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(max_packet, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = len(payload) - len(payload) % descriptors.itemsize
+            descriptors.frombytes(payload[:whole])
+    try:
+        if not data:
+            raise EOFError("the peer closed the connection")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError(f"a packet is longer than {max_packet} bytes")
+        try:
+            packet = handoff_pb2.PoolPacket.FromString(data)
+        except DecodeError as error:
+            raise ValueError(f"not a packet of this protocol: {error}") from None
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return packet, descriptors[0] if descriptors else -1
+
+
+def connect_pool(
+    path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0
+) -> PoolConnection:
+    """Ask the owner at `path` for its pool.
+
+    Raises `AgentUnavailable` if nobody answers within `timeout` seconds, `PeerRefused` if the
+    owner does not serve this user, `VersionMismatch` if no protocol version is shared.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(str(path))
+        request = handoff_pb2.PoolRequest(
+            min_protocol=MIN_PROTOCOL, max_protocol=MAX_PROTOCOL, version=VERSION, role=role
+        )
+        connection.send(handoff_pb2.PoolPacket(request=request).SerializeToString())
+        packet, descriptor = receive_packet(connection)
+    except (OSError, EOFError, ValueError) as error:
+        connection.close()
+        raise AgentUnavailable(
+            f"no memory owner answers at {path} ({error}): start it with `memshare up` or "
+            "`memshare agent`, or set MEMSHARE_RUNTIME_DIR to its directory"
+        ) from error
+    if packet.WhichOneof("message") == "refusal":
+        connection.close()
+        kind = _REFUSALS.get(packet.refusal.reason, AgentUnavailable)
+        raise kind(packet.refusal.message)
+    if packet.WhichOneof("message") != "grant" or descriptor < 0:
+        connection.close()
+        raise AgentUnavailable(f"the owner at {path} granted no pool")
+    connection.settimeout(None)
+    grant = packet.grant
+    return PoolConnection(connection, descriptor, grant.pool, grant.token, grant.token_key)
