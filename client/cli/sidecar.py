@@ -1,0 +1,192 @@
+"""A sidecar as child processes of this one: for `memshare up`, tests, evaluation and demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from memshare.client.cli.admin import AdminClient
+from memshare.client.cli.processes import Child, SidecarFailed
+from memshare.v1 import agent_pb2, agent_pb2_grpc
+from memshare.wire.errors import MemshareError, SocketInUse
+from memshare.wire.runtime import ENVIRONMENT, RuntimeDirectory
+from memshare.wire.sockets import is_served
+
+# A first start compiles the kernels.
+START_TIMEOUT: Final = 120.0
+STOP_TIMEOUT: Final = 15.0
+_POLL_INTERVAL: Final = 0.05
+
+
+class Sidecar:
+    """An agent and a manager in one runtime directory."""
+
+    def __init__(
+        self,
+        runtime: RuntimeDirectory,
+        *,
+        pool_bytes: int,
+        policy: str | None = None,
+        config: Path | None = None,
+        log_level: str | None = None,
+        log_directory: Path | None = None,
+    ) -> None:
+        """`log_directory`: where the processes write their logs, else this one's stderr."""
+        self.runtime = runtime
+        self.agent: Child | None = None
+        self.manager: Child | None = None
+        self._log_directory = log_directory
+        shared = ["--runtime-dir", str(runtime.path)]
+        if config is not None:
+            shared += ["--config", str(config)]
+        if log_level is not None:
+            shared += ["--log-level", log_level]
+        self._agent_arguments = [*shared, "--pool-bytes", str(pool_bytes)]
+        self._manager_arguments = [*shared, *(["--policy", policy] if policy else [])]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that is to find this sidecar."""
+        return {**os.environ, ENVIRONMENT: str(self.runtime.path)}
+
+    def admin(self) -> AdminClient:
+        """A client of the manager's AdminService; close it."""
+        return AdminClient(self.runtime)
+
+    def start(self, timeout: float = START_TIMEOUT) -> None:
+        """Start both and return once they serve.
+
+        Raises `SocketInUse` if another sidecar lives in the directory, and `SidecarFailed`
+        naming who is missing when `timeout` seconds have passed.
+        """
+        self.runtime.create()
+        for path in (self.runtime.owner_socket, self.runtime.manager_socket):
+            if path.exists() and is_served(path):
+                raise SocketInUse(
+                    f"{path} is served by another memshare process: stop it, or choose another "
+                    "directory with --runtime-dir",
+                    path=path,
+                )
+        deadline = time.monotonic() + timeout
+        self.start_agent(deadline - time.monotonic())
+        self.start_manager(deadline - time.monotonic())
+
+    def start_agent(self, timeout: float = START_TIMEOUT) -> None:
+        """Start the agent and return once its owner and its worker serve."""
+        self.agent = self._spawn("agent", self._agent_arguments)
+        deadline = time.monotonic() + timeout
+        self._await(self.agent, "the memory owner", self._owner_serves, deadline)
+        self._await(self.agent, "the worker", self._worker_serves, deadline)
+
+    def start_manager(self, timeout: float = START_TIMEOUT) -> None:
+        """Start the manager and return once it serves, or waits for its engines' return."""
+        self.manager = self._spawn("manager", self._manager_arguments)
+        deadline = time.monotonic() + timeout
+        self._await(self.manager, "the manager", self._manager_serves, deadline)
+
+    def kill_manager(self) -> None:
+        """End the manager as a crash would."""
+        if self.manager is not None:
+            self.manager.kill()
+
+    def kill_agent(self) -> None:
+        """End the memory owner as a crash would."""
+        if self.agent is not None:
+            self.agent.kill()
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> list[str]:
+        """Stop the manager, then the agent. Returns the names of those that had to be killed."""
+        killed = [
+            child.name
+            for child in (self.manager, self.agent)
+            if child is not None and not child.stop(timeout)
+        ]
+        # One that was killed could not remove its socket.
+        for path in (
+            self.runtime.manager_socket,
+            self.runtime.worker_socket,
+            self.runtime.owner_socket,
+        ):
+            if path.exists() and not is_served(path):
+                path.unlink(missing_ok=True)
+        self.manager = self.agent = None
+        return killed
+
+    def _spawn(self, name: str, arguments: list[str]) -> Child:
+        log = self._log_directory / f"{name}.log" if self._log_directory else None
+        return Child(name, arguments, log)
+
+    def _await(self, child: Child, who: str, serves: Callable[[], bool], deadline: float) -> None:
+        started = time.monotonic()
+        while not serves():
+            ending = child.ended()
+            last_words = child.last_words()
+            if ending is not None:
+                raise SidecarFailed(
+                    f"{who} is missing: `memshare {child.name}` ended with {ending} before it "
+                    f"was ready. {last_words}".rstrip()
+                )
+            if time.monotonic() > deadline:
+                raise SidecarFailed(
+                    f"{who} is missing: `memshare {child.name}` (pid {child.pid}) is not ready "
+                    f"after {time.monotonic() - started:.0f} s. {last_words}".rstrip()
+                )
+            time.sleep(_POLL_INTERVAL)
+
+    def _owner_serves(self) -> bool:
+        return self.runtime.owner_socket.exists() and is_served(self.runtime.owner_socket)
+
+    def _worker_serves(self) -> bool:
+        if not self.runtime.worker_socket.exists():
+            return False
+        with grpc.insecure_channel(f"unix:{self.runtime.worker_socket}") as channel:
+            stub = agent_pb2_grpc.AgentServiceStub(channel)
+            try:
+                stub.GetAgentInfo(agent_pb2.GetAgentInfoRequest(), timeout=1.0)
+            except grpc.RpcError:
+                return False
+        return True
+
+    def _manager_serves(self) -> bool:
+        if not self.runtime.manager_socket.exists():
+            return False
+        with AdminClient(self.runtime, timeout=1.0) as admin, suppress(MemshareError):
+            return admin.status().state in ("serving", "recovering")
+        return False
+
+
+@contextmanager
+def running_sidecar(
+    runtime_dir: Path | None = None,
+    pool_bytes: int = 256 << 20,
+    policy: str | None = None,
+    *,
+    timeout: float = START_TIMEOUT,
+) -> Iterator[Sidecar]:
+    """A sidecar that runs while the block does.
+
+    Without `runtime_dir` it gets a private one, which is removed in the end. The logs are
+    `agent.log` and `manager.log` in that directory. Raises `SidecarFailed` if it is not ready
+    within `timeout` seconds, naming who is missing.
+    """
+    private = None
+    if runtime_dir is None:
+        # Not $TMPDIR: a socket's path holds 107 bytes.
+        private = runtime_dir = Path(tempfile.mkdtemp(prefix="memshare-", dir="/tmp"))
+    runtime = RuntimeDirectory(runtime_dir)
+    sidecar = Sidecar(runtime, pool_bytes=pool_bytes, policy=policy, log_directory=runtime_dir)
+    try:
+        sidecar.start(timeout)
+        yield sidecar
+    finally:
+        sidecar.stop()
+        if private is not None:
+            shutil.rmtree(private, ignore_errors=True)
