@@ -1,0 +1,1 @@
+"""The agent of one device: an owner process that holds the pool, a worker that searches it."""

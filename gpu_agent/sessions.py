@@ -1,0 +1,193 @@
+"""The sessions of a worker, their requests, and the division of the pool into rows."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from memshare.gpu_agent.exact import ExactRequest
+from memshare.gpu_agent.index import RequestIndex
+from memshare.gpu_agent.pool import Pool
+from memshare.gpu_agent.rows import SessionRows
+from memshare.gpu_agent.table import ExactTable
+from memshare.kernels import Kernels
+from memshare.wire.errors import (
+    InvalidArgument,
+    LayoutMismatch,
+    StaleGeneration,
+    UnknownRequest,
+    UnknownSession,
+)
+from memshare.wire.layout import RowLayout
+
+MAX_ROWS: Final = (1 << 31) - 1
+
+
+@dataclass
+class Request:
+    """One request: the index for similar rows and the entries for equal ones."""
+
+    index: RequestIndex
+    exact: ExactRequest
+
+
+@dataclass
+class Session:
+    """One engine's requests. Hold `lock` to use `requests`; `closed` is final."""
+
+    session_id: int
+    layout: RowLayout
+    tenant: str
+    reader: SessionRows
+    table: ExactTable | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    requests: dict[int, Request] = field(default_factory=dict)
+    closed: bool = False
+
+    def add(self, request_id: int, generation: int, first_token: int) -> Request:
+        """Add a request without tokens."""
+        # Without a tenant nothing outside the request may match.
+        table = self.table if self.table is not None else ExactTable(len(self.reader.pool))
+        request = Request(
+            RequestIndex(self.reader, generation, first_token),
+            ExactRequest(table, self.session_id, request_id),
+        )
+        self.requests[request_id] = request
+        return request
+
+    def get(self, request_id: int, generation: int) -> Request:
+        """The request. Raises `UnknownRequest` or `StaleGeneration`."""
+        request = self.requests.get(request_id)
+        if request is None:
+            raise UnknownRequest(f"request {request_id} is not indexed", request_id=request_id)
+        if request.index.generation != generation:
+            raise StaleGeneration(
+                f"request {request_id} is at generation {request.index.generation}, the call "
+                f"speaks of {generation}",
+                request_id=request_id,
+                generation=request.index.generation,
+            )
+        return request
+
+
+class Sessions:
+    """All sessions of the worker. Safe for several threads.
+
+    The pool is divided by the first session's row size, until the last session is closed.
+    """
+
+    def __init__(self, pool: Pool, kernels: Kernels) -> None:
+        self.pool = pool
+        self.kernels = kernels
+        self._lock = threading.Lock()
+        self._sessions: dict[int, Session] = {}
+        self._tables: dict[tuple[object, ...], ExactTable] = {}
+        self._row_bytes = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, 0 while the pool is not divided."""
+        return self._row_bytes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the pool, 0 while it is not divided."""
+        return self.pool.num_bytes // self._row_bytes if self._row_bytes else 0
+
+    def count(self) -> tuple[int, int, int]:
+        """(sessions, requests, indexed rows), without waiting for calls in progress."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        requests, rows = 0, 0
+        for session in sessions:
+            # A copy made in one step: the dictionary may change under a loop.
+            opened = list(session.requests.values())
+            requests += len(opened)
+            rows += sum(2 * session.layout.num_layers * one.index.num_tokens for one in opened)
+        return len(sessions), requests, rows
+
+    def open(self, session_id: int, layout: RowLayout, row_bytes: int, tenant: str) -> None:
+        """Add a session, or do nothing if it is open with these very arguments."""
+        self.check_row_bytes(row_bytes)
+        if row_bytes < layout.row_bytes or row_bytes % layout.itemsize:
+            raise InvalidArgument(
+                f"row_bytes is {row_bytes}, the layout needs a multiple of {layout.itemsize} of "
+                f"at least {layout.row_bytes}",
+                field="row_bytes",
+            )
+        with self._lock:
+            if self._sessions and row_bytes != self._row_bytes:
+                raise LayoutMismatch(
+                    f"the pool is divided into rows of {self._row_bytes} bytes, the session needs "
+                    f"{row_bytes}",
+                    row_bytes=self._row_bytes,
+                )
+            if (known := self._sessions.get(session_id)) is not None:
+                if (known.layout, known.tenant) != (layout, tenant):
+                    raise InvalidArgument(
+                        f"session {session_id} is open with another layout or tenant",
+                        field="session_id",
+                    )
+                return
+            bits = self.pool.rows(row_bytes, layout.itemsize)
+            key = (tenant, layout.dtype, layout.key_width, layout.value_width, layout.num_layers)
+            table = None
+            if tenant:
+                table = self._tables.setdefault(key, ExactTable(len(bits)))
+            reader = SessionRows(self.kernels, bits, layout)
+            self._row_bytes = row_bytes
+            self._sessions[session_id] = Session(session_id, layout, tenant, reader, table)
+
+    def get(self, session_id: int) -> Session:
+        """The session. Raises `UnknownSession`."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+        if session is None:
+            raise UnknownSession(
+                f"session {session_id} is not open in this worker", session_id=session_id
+            )
+        return session
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; one that is not open is no error."""
+        with self._lock:
+            session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        with session.lock:
+            session.closed = True
+            for request in session.requests.values():
+                request.exact.truncate(0)
+            session.requests = {}
+        with self._lock:
+            used = {id(one.table) for one in self._sessions.values()}
+            self._tables = {key: one for key, one in self._tables.items() if id(one) in used}
+            if not self._sessions:
+                self._row_bytes = 0
+
+    def check_row_bytes(self, row_bytes: int) -> None:
+        """Raises `InvalidArgument` if the pool cannot be divided into such rows."""
+        if row_bytes < 2 or row_bytes % 2 or row_bytes > self.pool.num_bytes:
+            raise InvalidArgument(
+                f"row_bytes is {row_bytes}, must be even, 2 to {self.pool.num_bytes}",
+                field="row_bytes",
+            )
+        if self.pool.num_bytes // row_bytes > MAX_ROWS:
+            raise InvalidArgument(
+                f"rows of {row_bytes} bytes divide the pool into more than {MAX_ROWS}",
+                field="row_bytes",
+            )
+
+    def divided(self, row_bytes: int) -> npt.NDArray[Any]:
+        """The pool's rows as integers, for copies. Raises `LayoutMismatch` on another division."""
+        self.check_row_bytes(row_bytes)
+        with self._lock:
+            if self._sessions and row_bytes != self._row_bytes:
+                raise LayoutMismatch(
+                    f"the pool is divided into rows of {self._row_bytes} bytes, not {row_bytes}",
+                    row_bytes=self._row_bytes,
+                )
+        return self.pool.rows(row_bytes, 2)
