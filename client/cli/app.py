@@ -69,6 +69,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     help="Keep one copy of what repeats in the KV cache of the engines on this host.",
 )
 
@@ -94,7 +95,9 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = app(arguments, prog_name="memshare", standalone_mode=False)
     except typer.TyperException as error:
-        output.fail(_usage_message(error))
+        # Without arguments a group has printed its help and has nothing to add.
+        if error.format_message():
+            output.fail(_usage_message(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

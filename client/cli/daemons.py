@@ -10,6 +10,7 @@ from memshare.client.cli import output
 from memshare.client.cli.options import (
     ConfigOption,
     JsonOption,
+    LogFormatOption,
     LogLevelOption,
     PolicyOption,
     PoolBytesOption,
@@ -30,7 +31,16 @@ def agent(
     pool_bytes: PoolBytesOption = None,
     runtime_dir: RuntimeOption = None,
     config: ConfigOption = None,
+    allowed_uids: Annotated[
+        list[int] | None,
+        typer.Option(min=0, metavar="UID", help="Another user whose engines may map the pool."),
+    ] = None,
+    allowed_gids: Annotated[
+        list[int] | None,
+        typer.Option(min=0, metavar="GID", help="A group whose engines may map the pool."),
+    ] = None,
     log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     show_settings: ShowOption = False,
     json: JsonOption = False,
     follow_pid: FollowOption = None,
@@ -43,14 +53,20 @@ def agent(
     from memshare.gpu_agent.owner import run_agent
 
     settings = load_settings(
-        config, pool_bytes=pool_bytes, runtime_dir=_path(runtime_dir), log_level=log_level
+        config,
+        pool_bytes=pool_bytes,
+        runtime_dir=_path(runtime_dir),
+        allowed_uids=allowed_uids or None,
+        allowed_gids=allowed_gids or None,
+        log_level=log_level,
+        log_format=log_format,
     )
     if show_settings:
         _show(settings.model_dump(mode="json"), json)
         return
     if follow_pid is not None:
         follow(follow_pid)
-    run_agent(settings)
+    raise typer.Exit(run_agent(settings))
 
 
 def manager(
@@ -58,6 +74,7 @@ def manager(
     runtime_dir: RuntimeOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     show_settings: ShowOption = False,
     json: JsonOption = False,
     follow_pid: FollowOption = None,
@@ -71,14 +88,18 @@ def manager(
     from memshare.manager.server import run_manager
 
     settings = load_settings(
-        config, policy=policy, runtime_dir=_path(runtime_dir), log_level=log_level
+        config,
+        policy=policy,
+        runtime_dir=_path(runtime_dir),
+        log_level=log_level,
+        log_format=log_format,
     )
     if show_settings:
         _show(settings.model_dump(mode="json"), json)
         return
     if follow_pid is not None:
         follow(follow_pid)
-    run_manager(settings)
+    raise typer.Exit(run_manager(settings))
 
 
 def _path(runtime: RuntimeDirectory | None) -> Any:

@@ -59,6 +59,9 @@ LogLevelOption = Annotated[
     str | None,
     typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
 ]
+LogFormatOption = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="console or json.")
+]
 PolicyOption = Annotated[
     str | None,
     typer.Option(

@@ -13,7 +13,9 @@ from memshare.client.cli.options import JsonOption, RuntimeOption, SessionOption
 from memshare.client.cli.show import MODES
 from memshare.v1 import common_pb2
 
-app = typer.Typer(help="Show and change what may be shared.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show and change what may be shared.", no_args_is_help=True, add_completion=False
+)
 CUSTOM = "custom"
 # Of a stage that --key-threshold or --value-threshold adds to a policy without one.
 DEFAULT_MIN_AGE = 64
@@ -151,8 +153,19 @@ def set_(
         return
     output.print_fields(_fields(answer.policy))
     output.say(f"policy set for {answer.sessions_changed} attached engine(s)")
-    if answer.policy.stages and answer.policy.mode == common_pb2.SHARING_MODE_EXACT:
-        output.say("mode exact uses no thresholds: `memshare policy set --mode row` does")
+    for hint in _hints(answer.policy):
+        output.say(hint)
+
+
+def _hints(policy: common_pb2.Policy) -> list[str]:
+    """Why thresholds that were set have no effect."""
+    if not any(stage.key_threshold or stage.value_threshold for stage in policy.stages):
+        return []
+    if policy.mode == common_pb2.SHARING_MODE_EXACT:
+        return ["mode exact uses no thresholds: set --mode row"]
+    if policy.mode == common_pb2.SHARING_MODE_ROW and not policy.fidelity_budget:
+        return ["a fidelity budget of 0 allows no error at all: set --fidelity-budget"]
+    return []
 
 
 def _fields(policy: common_pb2.Policy) -> list[tuple[str, object]]:
