@@ -1,0 +1,1 @@
+"""The manager: sessions, reference counts, share decisions and the services around them."""

@@ -1,0 +1,80 @@
+"""One attached engine as the services see it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from memshare.manager.policy import Policy
+from memshare.manager.sharing import Sharer
+from memshare.manager.state import ManagerState, Session
+from memshare.v1 import manager_pb2
+from memshare.wire.errors import MemshareError
+from memshare.wire.layout import RowLayout
+
+_OUTBOX_MESSAGES = 1024
+
+
+@dataclass(eq=False)
+class Engine:
+    """A session whose stream is open.
+
+    `state` is the pool it was attached to; after the pool is lost the manager has another.
+    `policy` is what was asked for, `narrowed` what is done; `reason` says why they differ.
+    """
+
+    token: bytes
+    pid: int
+    hello: manager_pb2.Hello
+    layout: RowLayout
+    obstacle: str
+    policy: Policy
+    follows_default: bool
+    state: ManagerState
+    session: Session
+    snapshot_required: bool
+    outbox: asyncio.Queue[manager_pb2.AttachResponse | None] = field(
+        default_factory=lambda: asyncio.Queue(_OUTBOX_MESSAGES)
+    )
+    failure: asyncio.Future[MemshareError] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    departed: asyncio.Event = field(default_factory=asyncio.Event)
+    zeroing: asyncio.Task[None] | None = None
+    sharer: Sharer | None = None
+    sharer_task: asyncio.Task[None] | None = None
+
+    @property
+    def session_id(self) -> int:
+        """Id of the session, the same over all its attachments."""
+        return self.session.session_id
+
+    @property
+    def narrowed(self) -> Policy:
+        """The policy that is followed."""
+        return self.policy.narrowed(self.obstacle)
+
+    @property
+    def reason(self) -> str:
+        """Why `narrowed` is not `policy`; empty if it is."""
+        return self.obstacle if self.narrowed is not self.policy else ""
+
+    def fail(self, error: MemshareError) -> None:
+        """End the stream with this error."""
+        if not self.failure.done():
+            self.failure.set_result(error)
+
+    def tell(self, message: manager_pb2.AttachResponse) -> None:
+        """Send news, unless the engine has stopped reading."""
+        if not self.outbox.full():
+            self.outbox.put_nowait(message)
+
+
+def row_mode_obstacle(hello: manager_pb2.Hello) -> str:
+    """Why a session cannot share approximately; empty if it can."""
+    if not hello.layout.HasField("rope"):
+        why = hello.row_mode_obstacle or "the engine gave no rotary frequencies"
+        return f"keys cannot be corrected for their position: {why}"
+    if "row-tables" not in hello.capabilities:
+        return "the engine lacks the capability row-tables"
+    return ""

@@ -1,0 +1,368 @@
+"""What the services act on: the pool's state, the engines, and their comings and goings."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from memshare.manager.agent_link import AgentLink
+from memshare.manager.config import ManagerSettings
+from memshare.manager.engines import Engine, row_mode_obstacle
+from memshare.manager.policy import Mode, Policy, preset
+from memshare.manager.recovery import Snapshot
+from memshare.manager.sharing import Sharer
+from memshare.manager.state import ManagerState, Session
+from memshare.v1 import common_pb2, manager_pb2
+from memshare.wire.errors import (
+    AgentUnavailable,
+    Draining,
+    InvalidArgument,
+    LayoutMismatch,
+    PoolLost,
+    Recovering,
+    StaleGeneration,
+    TokenRefused,
+    UnknownSession,
+)
+from memshare.wire.layout import RowLayout
+from memshare.wire.runtime import RuntimeDirectory
+from memshare.wire.tokens import verify_token
+from memshare.wire.version import agree_protocol
+
+_POLL_SECONDS: Final = 0.1
+_RETRY_AFTER: Final = 0.2
+_MAX_ROWS: Final = (1 << 31) - 1
+_log = structlog.get_logger("memshare.manager")
+
+
+@dataclass
+class Absent:
+    """An engine that maps the pool and has no stream.
+
+    With a `session` its rows are still counted; without, nobody knows which rows it uses, and
+    none may be granted.
+    """
+
+    pid: int
+    session: Session | None = None
+
+
+class Manager:
+    """The one object behind all services. Lives on one event loop."""
+
+    def __init__(self, settings: ManagerSettings) -> None:
+        self.settings = settings
+        self.default_policy = settings.policy
+        self.state: ManagerState | None = None
+        self.row_bytes = 0
+        self.engines: dict[int, Engine] = {}
+        self.absent: dict[bytes, Absent] = {}
+        self.draining = False
+        self.started = time.monotonic()
+        self.pool_seen = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching_absent = False
+        self._unproven = False
+        self.link = AgentLink(
+            RuntimeDirectory(settings.runtime_dir),
+            self._pool_found,
+            self._pool_lost,
+            self._worker_ready,
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the stream that caused it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # The agent
+
+    def _pool_found(self, holders: dict[bytes, int]) -> None:
+        self.state, self.row_bytes = None, 0
+        self.absent = {token: Absent(pid) for token, pid in holders.items()}
+        self._unproven = bool(holders)
+        if holders:
+            _log.warning("waiting for engines to come back", pids=sorted(holders.values()))
+        self._watch_absent()
+        self.pool_seen.set()
+
+    def _pool_lost(self) -> None:
+        self.pool_seen.clear()
+        self.state, self.row_bytes = None, 0
+        self.absent.clear()
+        for engine in self.engines.values():
+            engine.fail(PoolLost("the owner of the pool is gone, and its memory with it"))
+
+    def _worker_ready(self) -> None:
+        for engine in self.engines.values():
+            if engine.sharer:
+                engine.sharer.wake()
+
+    @property
+    def pool(self) -> common_pb2.PoolDescriptor:
+        """The pool as it is divided now. Raises `AgentUnavailable` without an owner."""
+        if self.link.pool is None:
+            raise AgentUnavailable(
+                f"no memory owner answers at {self.link.owner_socket}", retry_after=_RETRY_AFTER
+            )
+        pool = common_pb2.PoolDescriptor()
+        pool.CopyFrom(self.link.pool)
+        pool.row_bytes = self.row_bytes
+        pool.num_rows = self.state.pool.num_rows if self.state else 0
+        return pool
+
+    @property
+    def state_name(self) -> str:
+        """For the operator: "draining", "no-agent", "recovering" or "serving"."""
+        if self.draining:
+            return "draining"
+        if self.link.pool is None:
+            return "no-agent"
+        return "recovering" if self.awaited_pids() else "serving"
+
+    # Recovery
+
+    def awaited_pids(self) -> list[int]:
+        """Engines whose rows nobody knows: they hold the pool and have not come back."""
+        return sorted(absent.pid for absent in self.absent.values() if absent.session is None)
+
+    def require_recovered(self) -> None:
+        """Raise `Recovering` while rows may be in use that are not counted."""
+        pids = self.awaited_pids()
+        if pids:
+            raise Recovering(
+                f"waiting for engines that used the pool before this manager: pids {pids}",
+                retry_after=_RETRY_AFTER,
+                pids=pids,
+            )
+
+    def _watch_absent(self) -> None:
+        if self.absent and not self._watching_absent:
+            self._watching_absent = True
+            self.spawn(self._follow_absent())
+
+    async def _follow_absent(self) -> None:
+        try:
+            while self.absent:
+                before = dict(self.absent)
+                try:
+                    holders = await self.link.holders()
+                except AgentUnavailable:
+                    return
+                for token, absent in before.items():
+                    if token not in holders and self.absent.get(token) is absent:
+                        await self._give_up(token, absent)
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            self._watching_absent = False
+
+    async def _give_up(self, token: bytes, absent: Absent) -> None:
+        attached = any(engine.token == token for engine in self.engines.values())
+        if attached:
+            return
+        del self.absent[token]
+        _log.info("engine is gone", pid=absent.pid)
+        if absent.session and self.state:
+            await self._close_session(self.state, absent.session.session_id)
+        self._note_recovered()
+
+    def _note_recovered(self) -> None:
+        if self.state and self._unproven and not self.awaited_pids():
+            self._unproven = False
+            _log.info("recovered", rows=self.state.row_counts())
+            for error in self.state.check_integrity():
+                _log.error("integrity", error=error)
+
+    async def _close_session(self, state: ManagerState, session_id: int) -> None:
+        state.close_session(session_id)
+        while not state.close_slice(session_id):
+            await asyncio.sleep(0)
+
+    # Engines
+
+    async def attach(self, hello: manager_pb2.Hello) -> tuple[Engine, int]:
+        """Begin or resume a session; returns it and the protocol. Raises the refusal."""
+        if self.draining:
+            raise Draining("the manager is stopping", retry_after=1.0)
+        protocol = agree_protocol(
+            hello.min_protocol, hello.max_protocol, "the engine", hello.client_version
+        )
+        if self.link.pool is None:
+            _ = self.pool
+        peer = verify_token(self.link.token_key, hello.token)
+        layout = RowLayout.from_proto(hello.layout)
+        policy, follows_default = self._policy_of(hello)
+        if hello.HasField("resume"):
+            session_id, epoch = await self._resume(hello, hello.resume)
+        else:
+            await self._begin(hello.token)
+            session_id, epoch = secrets.randbits(48) + 1, 1
+        state = self._divided_pool(layout, resuming=hello.HasField("resume"))
+        session = state.open_session(
+            session_id,
+            tenant=hello.tenant,
+            num_layers=layout.num_layers,
+            layout=layout,
+            max_rows=hello.max_rows,
+            epoch=epoch,
+        )
+        engine = Engine(
+            hello.token, peer.pid, hello, layout, row_mode_obstacle(hello), policy,
+            follows_default, state, session, snapshot_required=hello.HasField("resume"),
+        )  # fmt: skip
+        self.engines[session_id] = engine
+        engine.sharer = Sharer(
+            state, session, layout, engine.narrowed, self.link, engine.outbox.put,
+            batch_tokens=self.settings.batch_tokens, candidates=self.settings.candidates,
+        )  # fmt: skip
+        engine.sharer_task = self.spawn(engine.sharer.run())
+        engine.sharer.wake()
+        _log.info(
+            "engine attached", session=session_id, epoch=epoch, pid=peer.pid,
+            engine=hello.engine, policy=engine.narrowed.name, reason=engine.reason,
+        )  # fmt: skip
+        return engine, protocol
+
+    def _policy_of(self, hello: manager_pb2.Hello) -> tuple[Policy, bool]:
+        if hello.HasField("policy"):
+            return Policy.from_proto(hello.policy), False
+        if hello.HasField("policy_name"):
+            return preset(hello.policy_name), False
+        return self.default_policy, True
+
+    async def _begin(self, token: bytes) -> None:
+        if any(engine.token == token for engine in self.engines.values()):
+            raise TokenRefused("the session token is in use by an open session")
+        absent = self.absent.pop(token, None)
+        if absent and absent.session and self.state:
+            await self._close_session(self.state, absent.session.session_id)
+
+    async def _resume(
+        self, hello: manager_pb2.Hello, resume: manager_pb2.Resume
+    ) -> tuple[int, int]:
+        """Make way for a session that goes on: its id and its new epoch."""
+        if not 0 < resume.session_id < 1 << 63:
+            raise InvalidArgument(f"resume: session id {resume.session_id} is impossible")
+        live = next((e for e in self.engines.values() if e.token == hello.token), None)
+        if live is not None and live.session_id == resume.session_id:
+            live.fail(StaleGeneration(f"session {live.session_id} attached anew"))
+            await live.departed.wait()
+        elif live is not None:
+            raise TokenRefused("the session token is in use by another open session")
+        absent = self.absent.get(hello.token)
+        if absent is None:
+            raise UnknownSession(
+                f"session {resume.session_id} was released: attach anew",
+                session_id=resume.session_id,
+            )
+        known, absent.session = absent.session, None  # from here on nothing is granted
+        self._unproven = True
+        if known is None:
+            return resume.session_id, resume.epoch + 1
+        if self.state is not None:
+            await self._close_session(self.state, known.session_id)
+        if known.session_id != resume.session_id:
+            raise TokenRefused("the session token belongs to another session")
+        return resume.session_id, max(resume.epoch, known.epoch) + 1
+
+    def _divided_pool(self, layout: RowLayout, *, resuming: bool) -> ManagerState:
+        pool = self.link.pool
+        if pool is None:
+            raise AgentUnavailable("the memory owner is gone", retry_after=_RETRY_AFTER)
+        if self.state is not None and self.row_bytes == layout.row_bytes:
+            return self.state
+        if not resuming:
+            self.require_recovered()
+        if self.state is not None and (self.state.sessions or self.absent):
+            raise LayoutMismatch(
+                f"the pool is divided into rows of {self.row_bytes} bytes, this engine's rows "
+                f"have {layout.row_bytes}: give it a sidecar of its own",
+                pool_row_bytes=self.row_bytes,
+                row_bytes=layout.row_bytes,
+            )
+        num_rows = min(pool.pool_bytes // layout.row_bytes, _MAX_ROWS)
+        if not num_rows:
+            raise InvalidArgument(
+                f"layout: a row of {layout.row_bytes} bytes is larger than the pool of "
+                f"{pool.pool_bytes}"
+            )
+        self.state, self.row_bytes = ManagerState(num_rows), layout.row_bytes
+        _log.info("pool divided", row_bytes=self.row_bytes, rows=num_rows)
+        return self.state
+
+    def restore(self, engine: Engine, snapshot: Snapshot) -> None:
+        """Count the rows of a resumed session again."""
+        approximate = engine.narrowed.mode is not Mode.EXACT
+        engine.state.restore(engine.session_id, snapshot, approximate=approximate)
+        engine.snapshot_required = False
+        self.absent.pop(engine.token, None)
+        for request_id in engine.session.requests:
+            if engine.sharer:
+                engine.sharer.sealed(request_id)
+        self._note_recovered()
+
+    async def depart(self, engine: Engine, *, goodbye: bool) -> None:
+        """End of a stream.
+
+        After a goodbye, or when the process is gone, its rows are given back. A process that
+        still maps the pool keeps them: it may be decoding from them, and come back.
+        """
+        if engine.zeroing:
+            await asyncio.wait([engine.zeroing])
+        if engine.sharer_task:
+            engine.sharer_task.cancel()
+        if engine.sharer:
+            self.spawn(engine.sharer.close())
+        try:
+            if engine.state is not self.state:
+                return
+            absent = self.absent.get(engine.token)
+            if goodbye:
+                self.absent.pop(engine.token, None)
+                await self._close_session(engine.state, engine.session_id)
+            elif engine.snapshot_required:
+                await self._close_session(engine.state, engine.session_id)
+            elif absent is None:
+                self.absent[engine.token] = Absent(engine.pid, engine.session)
+        finally:
+            self.engines.pop(engine.session_id, None)
+            engine.departed.set()
+            _log.info("engine detached", session=engine.session_id, goodbye=goodbye)
+        self._watch_absent()
+
+    # Policy
+
+    def set_policy(self, session_id: int, policy: Policy) -> int:
+        """Change one session's policy, or (0) the default and all sessions that follow it."""
+        if session_id:
+            if session_id not in self.engines:
+                raise UnknownSession(f"session {session_id} is not attached")
+            engine = self.engines[session_id]
+            engine.follows_default = False
+            changed = [engine]
+        else:
+            self.default_policy = policy
+            changed = [engine for engine in self.engines.values() if engine.follows_default]
+        for engine in changed:
+            engine.policy = policy
+            if engine.sharer:
+                engine.sharer.set_policy(engine.narrowed)
+            news = manager_pb2.PolicyChanged(
+                policy=engine.narrowed.to_proto(), mode_reason=engine.reason
+            )
+            engine.tell(manager_pb2.AttachResponse(policy_changed=news))
+        return len(changed)
+
+    def drain(self, reason: str) -> None:
+        """Take no new work and tell all engines."""
+        self.draining = True
+        for engine in self.engines.values():
+            engine.tell(manager_pb2.AttachResponse(draining=manager_pb2.Draining(reason=reason)))

@@ -1,0 +1,234 @@
+"""What may be shared: modes, stages, thresholds, budget and the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from memshare.manager.rows import Mask
+from memshare.v1 import common_pb2
+from memshare.wire.errors import InvalidArgument
+
+Floats = npt.NDArray[np.float32]
+MAX_TOKENS: Final = 1 << 24
+MAX_THRESHOLD: Final = 4.0
+MAX_POINTS: Final = 4096
+
+
+class Mode(IntEnum):
+    """Values of `memshare.v1.SharingMode`."""
+
+    OBSERVE = common_pb2.SHARING_MODE_OBSERVE
+    EXACT = common_pb2.SHARING_MODE_EXACT
+    ROW = common_pb2.SHARING_MODE_ROW
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One examination of a token, once `min_age` newer tokens are sealed.
+
+    Thresholds are relative squared distances |x - y|^2 / |x|^2.
+    """
+
+    min_age: int
+    key_threshold: float = 0.0
+    value_threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """A multiplier of all thresholds, linear in the used share of the pool between watermarks."""
+
+    enabled: bool = False
+    min_scale: float = 0.5
+    max_scale: float = 1.0
+    low_watermark: float = 0.5
+    high_watermark: float = 0.9
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one session may share.
+
+    `protected_tokens` first tokens are never shared approximately. `layer_scale` multiplies the
+    thresholds, interpolated between points equally spaced over the depth; empty is 1 everywhere.
+    `fidelity_budget` bounds the mean distance over all rows of a request. Raises
+    `InvalidArgument` naming key and value.
+    """
+
+    name: str
+    mode: Mode
+    stages: tuple[Stage, ...] = (Stage(0),)
+    protected_tokens: int = 16
+    layer_scale: tuple[float, ...] = ()
+    fidelity_budget: float = 0.0
+    adaptive: Adaptive = field(default_factory=Adaptive)
+
+    def __post_init__(self) -> None:
+        if self.mode not in tuple(Mode):
+            raise self._wrong("mode", self.mode, "observe, exact or row")
+        if not 1 <= len(self.stages) <= 16:
+            raise self._wrong("stages", len(self.stages), "1 to 16 stages")
+        for number, stage in enumerate(self.stages):
+            key = f"stages[{number}]"
+            self._require(f"{key}.min_age", stage.min_age, 0, MAX_TOKENS)
+            self._require(f"{key}.key_threshold", stage.key_threshold, 0, MAX_THRESHOLD)
+            self._require(f"{key}.value_threshold", stage.value_threshold, 0, MAX_THRESHOLD)
+        self._require("protected_tokens", self.protected_tokens, 0, MAX_TOKENS)
+        if len(self.layer_scale) > MAX_POINTS:
+            raise self._wrong("layer_scale", len(self.layer_scale), f"at most {MAX_POINTS} points")
+        for number, scale in enumerate(self.layer_scale):
+            self._require(f"layer_scale[{number}]", scale, 0, 100)
+        self._require("fidelity_budget", self.fidelity_budget, 0, MAX_THRESHOLD)
+        adaptive = self.adaptive
+        self._require("adaptive.max_scale", adaptive.max_scale, 0, 100)
+        self._require("adaptive.min_scale", adaptive.min_scale, 0, adaptive.max_scale)
+        self._require("adaptive.high_watermark", adaptive.high_watermark, 0, 1)
+        self._require("adaptive.low_watermark", adaptive.low_watermark, 0, adaptive.high_watermark)
+
+    def _require(self, key: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:  # NaN fails too
+            raise self._wrong(key, value, f"{low:g} to {high:g}")
+
+    def _wrong(self, key: str, value: object, allowed: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"policy {self.name!r}: {key} is {value}, must be {allowed}", field=key, value=value
+        )
+
+    def narrowed(self, obstacle: str) -> Policy:
+        """The exact policy for a session that cannot share approximately, if this one would."""
+        if not obstacle or self.mode is not Mode.ROW:
+            return self
+        return replace(self, mode=Mode.EXACT, stages=(Stage(0),), fidelity_budget=0.0)
+
+    def scale(self, used: float) -> float:
+        """The adaptive multiplier when `used` (0 to 1) of the pool is not free."""
+        adaptive = self.adaptive
+        if not adaptive.enabled:
+            return 1.0
+        watermarks = (adaptive.low_watermark, adaptive.high_watermark)
+        if watermarks[0] == watermarks[1]:
+            return adaptive.max_scale if used >= watermarks[0] else adaptive.min_scale
+        return float(np.interp(used, watermarks, (adaptive.min_scale, adaptive.max_scale)))
+
+    def thresholds(self, stage: Stage, num_layers: int, used: float) -> tuple[Floats, Floats]:
+        """Effective K and V thresholds of each layer, [num_layers] float32."""
+        scale = np.ones(num_layers)
+        if self.layer_scale:
+            depth = np.linspace(0, 1, num_layers) if num_layers > 1 else np.zeros(1)
+            points = np.linspace(0, 1, len(self.layer_scale))
+            scale = np.interp(depth, points, self.layer_scale)
+        scale = scale * self.scale(used)
+        keys, values = stage.key_threshold * scale, stage.value_threshold * scale
+        return keys.astype(np.float32), values.astype(np.float32)
+
+    def within_budget(self, distances: Floats, spent: float, num_rows: int) -> Mask:
+        """Which items a request of `num_rows` sealed rows can still afford, best first.
+
+        `spent` is the sum of the distances that are shared or proposed already.
+        """
+        left = self.fidelity_budget * num_rows - spent
+        order = np.argsort(distances, kind="stable")
+        affordable = np.cumsum(distances[order], dtype=np.float64) <= left
+        accepted = np.zeros(len(distances), np.bool_)
+        accepted[order[affordable]] = True
+        return accepted
+
+    def to_proto(self) -> common_pb2.Policy:
+        """The message of this policy."""
+        return common_pb2.Policy(
+            name=self.name,
+            mode=int(self.mode),  # type: ignore[arg-type]
+            stages=[
+                common_pb2.PolicyStage(
+                    min_age=stage.min_age,
+                    key_threshold=stage.key_threshold,
+                    value_threshold=stage.value_threshold,
+                )
+                for stage in self.stages
+            ],
+            protected_tokens=self.protected_tokens,
+            layer_scale=self.layer_scale,
+            fidelity_budget=self.fidelity_budget,
+            adaptive=common_pb2.AdaptiveThreshold(
+                enabled=self.adaptive.enabled,
+                min_scale=self.adaptive.min_scale,
+                max_scale=self.adaptive.max_scale,
+                low_watermark=self.adaptive.low_watermark,
+                high_watermark=self.adaptive.high_watermark,
+            ),
+        )
+
+    @classmethod
+    def from_proto(cls, policy: common_pb2.Policy) -> Policy:
+        """The policy of a message. Raises `InvalidArgument` naming key and value."""
+        name = policy.name or "custom"
+        if int(policy.mode) not in tuple(Mode):
+            raise InvalidArgument(
+                f"policy {name!r}: mode is {policy.mode}, must be observe, exact or row",
+                field="mode",
+                value=policy.mode,
+            )
+        mode = Mode(policy.mode)
+        stages = tuple(
+            Stage(stage.min_age, _short(stage.key_threshold), _short(stage.value_threshold))
+            for stage in policy.stages
+        )
+        adaptive = Adaptive()
+        if policy.HasField("adaptive"):
+            adaptive = Adaptive(
+                policy.adaptive.enabled,
+                _short(policy.adaptive.min_scale),
+                _short(policy.adaptive.max_scale),
+                _short(policy.adaptive.low_watermark),
+                _short(policy.adaptive.high_watermark),
+            )
+        return cls(
+            name,
+            mode,
+            stages or ((Stage(0),) if mode is Mode.EXACT else ()),
+            policy.protected_tokens,
+            tuple(_short(scale) for scale in policy.layer_scale),
+            _short(policy.fidelity_budget),
+            adaptive,
+        )
+
+
+def _short(value: float) -> float:
+    # What was 0.02 before it went through a float32 is 0.02 again.
+    return float(str(np.float32(value)))
+
+
+def _row_policy(name: str, stages: Iterable[tuple[int, float, float]], budget: float) -> Policy:
+    return Policy(name, Mode.ROW, tuple(Stage(*stage) for stage in stages), fidelity_budget=budget)
+
+
+PRESETS: Final[dict[str, Policy]] = {
+    policy.name: policy
+    for policy in (
+        Policy(
+            "observe", Mode.OBSERVE, (Stage(64, 0.02, 0.10), Stage(512, 0.06, 0.20)),
+            fidelity_budget=0.02,
+        ),
+        Policy("exact", Mode.EXACT, protected_tokens=0),
+        _row_policy("strict", [(64, 0.01, 0.04)], 0.005),
+        _row_policy("balanced", [(64, 0.02, 0.10), (512, 0.06, 0.20)], 0.02),
+        _row_policy("aggressive", [(64, 0.05, 0.15), (512, 0.10, 0.30)], 0.05),
+    )
+}  # fmt: skip
+DEFAULT_POLICY: Final = "exact"
+
+
+def preset(name: str) -> Policy:
+    """A preset by name. Raises `InvalidArgument` naming the known ones."""
+    if name not in PRESETS:
+        raise InvalidArgument(
+            f"policy: there is no preset {name!r}, use {', '.join(PRESETS)}",
+            field="policy", value=name,
+        )  # fmt: skip
+    return PRESETS[name]

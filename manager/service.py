@@ -1,0 +1,193 @@
+"""ManagerService: the thin side that faces the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from grpc_status import rpc_status
+
+from memshare.manager.engines import Engine
+from memshare.manager.manager import Manager
+from memshare.manager.messages import MessageHandler
+from memshare.manager.recovery import Snapshot, SnapshotTable
+from memshare.v1 import manager_pb2, manager_pb2_grpc
+from memshare.wire import status
+from memshare.wire.errors import InvalidArgument, MemshareError, PoolLost
+from memshare.wire.packing import INT32, UINT8, unpack
+from memshare.wire.version import VERSION
+
+CAPABILITIES: Final = ("row-tables", "exact", "observe", "resume")
+_BREAK_SECONDS: Final = 0.02
+_MAX_SNAPSHOT_IDS: Final = 1 << 30
+_log = structlog.get_logger("memshare.manager")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def abort(context: Context, error: MemshareError) -> NoReturn:
+    """End a call with the rich status of a domain error."""
+    rich = rpc_status.to_status(status.to_status(error))
+    await context.abort(rich.code, rich.details, tuple(rich.trailing_metadata))
+    raise AssertionError("abort returns never")
+
+
+class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
+    """Attach and Snapshot."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def Attach(  # noqa: N802
+        self, request_iterator: AsyncIterator[manager_pb2.AttachRequest], context: Context
+    ) -> None:
+        """Serve one engine for as long as its stream is open."""
+        requests = aiter(request_iterator)
+        try:
+            first = await self._first(requests)
+            engine, protocol = await self._manager.attach(first.hello)
+        except MemshareError as error:
+            _log.info("engine refused", reason=error.reason, error=str(error))
+            await abort(context, error)
+        welcome = manager_pb2.Welcome(
+            protocol=protocol,
+            server_version=VERSION,
+            capabilities=CAPABILITIES,
+            session_id=engine.session_id,
+            epoch=engine.session.epoch,
+            pool=self._manager.pool,
+            policy=engine.narrowed.to_proto(),
+            mode_reason=engine.reason,
+            snapshot_required=engine.snapshot_required,
+        )
+        await engine.outbox.put(
+            manager_pb2.AttachResponse(sequence=first.sequence, welcome=welcome)
+        )
+        await self._serve(engine, requests, context)
+        if engine.failure.done():
+            await abort(context, engine.failure.result())
+
+    async def _first(
+        self, requests: AsyncIterator[manager_pb2.AttachRequest]
+    ) -> manager_pb2.AttachRequest:
+        seconds = self._manager.settings.hello_seconds
+        try:
+            first = await asyncio.wait_for(anext(requests), seconds)
+        except (TimeoutError, StopAsyncIteration):
+            raise InvalidArgument(f"no Hello came within {seconds:g} s") from None
+        if first.WhichOneof("message") != "hello":
+            raise InvalidArgument("the first message must be Hello")
+        return first
+
+    async def _serve(
+        self,
+        engine: Engine,
+        requests: AsyncIterator[manager_pb2.AttachRequest],
+        context: Context,
+    ) -> None:
+        reader = asyncio.create_task(self._read(engine, requests))
+        writer = asyncio.create_task(_write(engine, context))
+        goodbye = False
+        try:
+            await asyncio.wait(
+                (reader, writer, engine.failure), return_when=asyncio.FIRST_COMPLETED
+            )
+            if reader.done():
+                # A broken stream may look like a closed one until its cancellation arrives.
+                await asyncio.sleep(_BREAK_SECONDS)
+                goodbye = reader.result() and not engine.failure.done()
+        finally:
+            reader.cancel()
+            departure = self._manager.spawn(self._depart(engine, reader, goodbye=goodbye))
+            if not goodbye:
+                writer.cancel()
+        await asyncio.shield(departure)
+        with contextlib.suppress(asyncio.CancelledError):
+            await engine.outbox.put(None)
+            await writer
+
+    async def _read(
+        self, engine: Engine, requests: AsyncIterator[manager_pb2.AttachRequest]
+    ) -> bool:
+        """Whether the engine said goodbye by closing its side."""
+        handler = MessageHandler(self._manager, engine)
+        try:
+            async for request in requests:
+                answer = await handler.handle(request)
+                if answer is not None:
+                    await engine.outbox.put(answer)
+        except (grpc.RpcError, grpc.aio.UsageError):
+            return False
+        return True
+
+    async def _depart(self, engine: Engine, reader: asyncio.Task[bool], *, goodbye: bool) -> None:
+        await asyncio.wait([reader])
+        await self._manager.depart(engine, goodbye=goodbye)
+
+    async def Snapshot(  # noqa: N802
+        self, request_iterator: AsyncIterator[manager_pb2.SnapshotRequest], context: Context
+    ) -> manager_pb2.SnapshotResponse:
+        """Restore a resumed session's counts, all or nothing."""
+        try:
+            return await self._restore(request_iterator)
+        except MemshareError as error:
+            await abort(context, error)
+
+    async def _restore(
+        self, parts: AsyncIterator[manager_pb2.SnapshotRequest]
+    ) -> manager_pb2.SnapshotResponse:
+        snapshot, engine, size = Snapshot(), None, 0
+        async for part in parts:
+            engine = self._resumed(part.session_id, part.epoch, engine)
+            if part.HasField("lease"):
+                snapshot.leases.append(unpack(part.lease.rows, INT32, "lease.rows"))
+                size += len(snapshot.leases[-1])
+            elif part.HasField("table"):
+                snapshot.tables.append(_table(part.table, engine.layout.num_layers))
+                size += 2 * len(snapshot.tables[-1].key_rows)
+            if size > _MAX_SNAPSHOT_IDS:
+                raise InvalidArgument(f"a snapshot names at most {_MAX_SNAPSHOT_IDS} rows")
+        if engine is None:
+            raise InvalidArgument("the snapshot is empty: send one message with the session's id")
+        # The stream may have ended, or the pool, while the parts came in.
+        engine = self._resumed(engine.session_id, engine.session.epoch, engine)
+        self._manager.restore(engine, snapshot)
+        leased = engine.session.leased
+        held = engine.state.pool.held_by(engine.session.slot)
+        return manager_pb2.SnapshotResponse(live_rows=held - leased, leased_rows=leased)
+
+    def _resumed(self, session_id: int, epoch: int, known: Engine | None) -> Engine:
+        state = self._manager.state
+        if state is None:
+            raise PoolLost("there is no pool: attach anew")
+        state.session(session_id, epoch)
+        engine = self._manager.engines[session_id]
+        if known is not None and engine is not known:
+            raise InvalidArgument("a snapshot speaks of one session only", field="session_id")
+        if not engine.snapshot_required:
+            raise InvalidArgument(f"session {session_id} has nothing to restore")
+        return engine
+
+
+def _table(table: manager_pb2.SnapshotTable, num_layers: int) -> SnapshotTable:
+    count = table.num_tokens * num_layers
+    shared = unpack(table.shared, UINT8, "table.shared", 2 * count)
+    if len(shared) and shared.max() > 1:
+        raise InvalidArgument("table.shared: flags must be 0 or 1", field="table.shared")
+    return SnapshotTable(
+        table.request_id,
+        table.generation,
+        table.first_token,
+        unpack(table.key_rows, INT32, "table.key_rows", count),
+        unpack(table.value_rows, INT32, "table.value_rows", count),
+        shared.astype(bool),
+        table.accumulated_error,
+    )
+
+
+async def _write(engine: Engine, context: Any) -> None:
+    while (message := await engine.outbox.get()) is not None:
+        await context.write(message)
