@@ -1,0 +1,1 @@
+"""Fidelity and speed, measured on a real model through the real sidecar."""

@@ -1,0 +1,152 @@
+"""Policies, controls and other levers on given traces, through the real sidecar."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from memshare.client.evaluation.forced import Fidelity, compare, run_forced
+from memshare.client.evaluation.levers import (
+    ATTENTION,
+    DroppedTokens,
+    EditedCache,
+    LowBits,
+    RandomDonors,
+)
+from memshare.client.evaluation.results import Measurement, ResultsFile
+from memshare.client.evaluation.sharing import SharedRun, run_shared
+from memshare.client.evaluation.traces import Trace
+from memshare.client.transformers import describe_model
+from memshare.v1 import common_pb2
+
+LOW_BITS = (4, 8)
+Editor = RandomDonors | DroppedTokens | LowBits
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured: every policy, its two controls, and the low-bit caches."""
+
+    model: PreTrainedModel
+    policies: dict[str, common_pb2.Policy]
+    runtime_dir: Path
+    results: ResultsFile
+
+    def runs_per_trace(self) -> int:
+        """Measurements of one trace."""
+        return 3 * len(self.policies) + len(LOW_BITS)
+
+    def measure(
+        self, traces: Sequence[Trace], starting: Callable[[str, str], None]
+    ) -> Iterator[Measurement]:
+        """Measure what is not known yet; `starting(trace, what)` tells of each run."""
+        for trace in traces:
+            yield from _TraceRun(self, trace, starting).measure()
+
+
+class _TraceRun:
+    def __init__(
+        self, evaluation: Evaluation, trace: Trace, starting: Callable[[str, str], None]
+    ) -> None:
+        self._evaluation = evaluation
+        self._trace = trace
+        self._starting = starting
+        self._tokens = trace.ids.shape[1]
+        self._first = self._tokens // 2
+        self._unshared: torch.Tensor | None = None
+
+    def measure(self) -> Iterator[Measurement]:
+        for bits in LOW_BITS:
+            yield self._known(f"{bits}-bit cache", "lever", "") or self._low_bits(bits)
+        for name, policy in self._evaluation.policies.items():
+            digest = hashlib.sha256(policy.SerializeToString(deterministic=True)).hexdigest()[:16]
+            kinds = {
+                name: "policy",
+                f"{name}: random donor": "control",
+                f"{name}: dropped": "control",
+            }
+            known = [self._known(label, kind, digest) for label, kind in kinds.items()]
+            if all(known):
+                yield from (m for m in known if m is not None)
+                continue
+            yield from self._policy(name, policy, digest)
+
+    def _known(self, label: str, kind: str, digest: str) -> Measurement | None:
+        return self._evaluation.results.find(self._trace.name, self._tokens, label, digest)
+
+    def _policy(self, name: str, policy: common_pb2.Policy, digest: str) -> Iterator[Measurement]:
+        evaluation, ids = self._evaluation, self._trace.ids
+        unshared = self._baseline()
+        self._starting(self._trace.name, name)
+        run = run_shared(evaluation.model, ids, policy, evaluation.runtime_dir, self._first)
+        fidelity = compare(unshared, run.log_probs, ids, self._first)
+        run.log_probs = torch.empty(0)
+        yield self._add(name, "policy", run.saved, fidelity, digest, run)
+        layout, _ = describe_model(evaluation.model)
+        inv_freq = torch.tensor(layout.inv_freq)
+        controls: tuple[Editor, ...] = (
+            RandomDonors(run.events, inv_freq, policy.protected_tokens),
+            DroppedTokens(run.events),
+        )
+        for control in controls:
+            fidelity = self._edited(control)
+            yield self._add(f"{name}: {control.name}", "control", run.saved, fidelity, digest)
+
+    def _low_bits(self, bits: int) -> Measurement:
+        lever = LowBits(bits)
+        fidelity = self._edited(lever)
+        layout, _ = describe_model(self._evaluation.model)
+        saved = lever.saved(self._tokens, layout.key_head_dim)
+        return self._add(lever.name, "lever", saved, fidelity, "")
+
+    def _edited(self, editor: Editor) -> Fidelity:
+        unshared = self._baseline()
+        self._starting(self._trace.name, editor.name)
+        log_probs = self._plain_run(editor)
+        return compare(unshared, log_probs, self._trace.ids, self._first)
+
+    def _baseline(self) -> torch.Tensor:
+        if self._unshared is None:
+            self._starting(self._trace.name, "unshared")
+            self._unshared = self._plain_run(None)
+        return self._unshared
+
+    def _plain_run(self, editor: Editor | None) -> torch.Tensor:
+        model = self._evaluation.model
+        model.set_attn_implementation(ATTENTION)
+        cache = EditedCache(model)
+
+        def edit(tokens: int) -> None:
+            if editor is not None:
+                editor.edit(cache, tokens)
+
+        return run_forced(model, self._trace.ids, cache, edit, self._first)
+
+    def _add(
+        self,
+        label: str,
+        kind: str,
+        saved: float,
+        fidelity: Fidelity,
+        digest: str,
+        run: SharedRun | None = None,
+    ) -> Measurement:
+        measurement = Measurement(
+            trace=self._trace.name,
+            tokens=self._tokens,
+            policy=label,
+            kind=kind,
+            saved=saved,
+            dnll=fidelity.dnll,
+            kl=fidelity.kl,
+            agree=fidelity.agree,
+            digest=digest,
+            layers=run.by_layer.tolist() if run is not None else [],
+        )
+        self._evaluation.results.add(measurement)
+        return measurement

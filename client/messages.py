@@ -1,0 +1,100 @@
+"""Row tables to messages and decisions from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memshare.client.allocator import Rows
+from memshare.client.tables import KEY, VALUE, RowTables, TableDecision
+from memshare.v1 import manager_pb2
+from memshare.wire import packing
+
+
+def open_message(tables: RowTables) -> manager_pb2.OpenRequest:
+    """The opening of a request."""
+    return manager_pb2.OpenRequest(
+        request_id=tables.request_id,
+        generation=tables.generation,
+        first_token=tables.first_token,
+    )
+
+
+def seal_message(tables: RowTables, end: int) -> manager_pb2.SealTokens:
+    """The rows of the tokens from the last sealed one up to `end`."""
+    start = tables.sealed
+    return manager_pb2.SealTokens(
+        request_id=tables.request_id,
+        generation=tables.generation,
+        start=start,
+        num_tokens=end - start,
+        key_rows=packing.pack(tables.rows[KEY, :, start:end], packing.INT32),
+        value_rows=packing.pack(tables.rows[VALUE, :, start:end], packing.INT32),
+    )
+
+
+def close_message(tables: Sequence[RowTables]) -> manager_pb2.CloseRequests:
+    """The end of several requests."""
+    return manager_pb2.CloseRequests(
+        request_ids=packing.pack([t.request_id for t in tables], packing.UINT64),
+        generations=packing.pack([t.generation for t in tables], packing.UINT32),
+    )
+
+
+def decision_from_proto(message: manager_pb2.ShareDecision) -> TableDecision:
+    """The decision of a message. Raises `InvalidArgument` if its arrays differ in length."""
+    targets = packing.unpack(message.targets, packing.INT32, "targets")
+    count = len(targets)
+    return TableDecision(
+        decision_id=message.decision_id,
+        request_id=message.request_id,
+        generation=message.generation,
+        layers=packing.unpack(message.layers, packing.UINT16, "layers", count),
+        kinds=packing.unpack(message.kinds, packing.UINT8, "kinds", count),
+        targets=targets,
+        target_rows=packing.unpack(message.target_rows, packing.INT32, "target_rows", count),
+        donor_rows=packing.unpack(message.donor_rows, packing.INT32, "donor_rows", count),
+        deltas=packing.unpack(message.deltas, packing.INT32, "deltas", count),
+    )
+
+
+def truncate_message(
+    tables: RowTables, generation: int, num_tokens: int
+) -> manager_pb2.TruncateRequest:
+    """A rollback from `generation` to the tables' present one."""
+    return manager_pb2.TruncateRequest(
+        request_id=tables.request_id,
+        generation=generation,
+        new_generation=tables.generation,
+        num_tokens=num_tokens,
+    )
+
+
+def snapshot_messages(
+    session_id: int,
+    epoch: int,
+    opened: Sequence[RowTables],
+    unopened: Sequence[RowTables],
+    held: Rows,
+    num_rows: int,
+) -> list[manager_pb2.SnapshotRequest]:
+    """Everything this session holds: rows in no sealed table entry, then the sealed tables."""
+    unsealed = np.concatenate([held, *(t.unsealed_rows() for t in (*opened, *unopened))])
+    lease = manager_pb2.SnapshotLease(
+        rows=packing.pack(unsealed[unsealed < num_rows], packing.INT32)
+    )
+    parts = [manager_pb2.SnapshotRequest(session_id=session_id, epoch=epoch, lease=lease)]
+    for table in opened:
+        sealed = table.sealed
+        part = manager_pb2.SnapshotTable(
+            request_id=table.request_id,
+            generation=table.generation,
+            first_token=table.first_token,
+            num_tokens=sealed,
+            key_rows=packing.pack(table.rows[KEY, :, :sealed], packing.INT32),
+            value_rows=packing.pack(table.rows[VALUE, :, :sealed], packing.INT32),
+            shared=packing.pack(table.shared[:, :, :sealed], packing.UINT8),
+        )
+        parts.append(manager_pb2.SnapshotRequest(session_id=session_id, epoch=epoch, table=part))
+    return parts

@@ -1,0 +1,137 @@
+"""A batch of sequences whose K and V lie in the pool's rows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memshare.client.session import Session
+from memshare.client.tables import KEY, VALUE, RowTables
+from memshare.kernels import RopeTable, RowDtype, get_kernels
+from memshare.v1 import common_pb2
+from memshare.wire.errors import InvalidArgument
+
+Bits = npt.NDArray[Any]
+_TORCH_BITS: Final = {4: torch.int32, 2: torch.int16}
+_ROW_DTYPE: Final[dict[int, RowDtype]] = {
+    common_pb2.ROW_DTYPE_FP32: RowDtype.FP32,
+    common_pb2.ROW_DTYPE_FP16: RowDtype.FP16,
+    common_pb2.ROW_DTYPE_BF16: RowDtype.BF16,
+}
+
+
+class SequenceBatch:
+    """Row tables of a batch, one request per sequence, all of one length.
+
+    The engine's thread alone calls this, layer after layer: `begin_step`, then for each layer
+    `write` and `gather`.
+    """
+
+    def __init__(self, session: Session, dtype: torch.dtype) -> None:
+        self.session = session
+        self.layout = session.layout
+        self.tables: list[RowTables] = []
+        self.length = 0
+        self._dtype = dtype
+        self._row_dtype = _ROW_DTYPE[self.layout.dtype]
+        self._kernels = get_kernels("numba")
+        self._pool: Bits = session.pool.rows(self._row_dtype.bits_dtype)
+        self._pool_rows = torch.from_numpy(
+            self._pool.view(np.int32 if self.layout.itemsize == 4 else np.int16)
+        ).view(dtype)
+        self._rope = RopeTable(self.layout.inv_freq) if self.layout.inv_freq else None
+        self._scratch: dict[int, torch.Tensor] = {}
+        self._start = 0
+
+    def begin_step(self, batch_size: int, tokens: int) -> None:
+        """The step before is complete: seal it, apply decisions, make room for `tokens`."""
+        if not self.tables:
+            self.tables = [self.session.open_request() for _ in range(batch_size)]
+        if batch_size != len(self.tables):
+            raise InvalidArgument(
+                f"the cache holds {len(self.tables)} sequences, the step has {batch_size}: make "
+                "a new MemShareCache for a new batch"
+            )
+        self.finish_step()
+        self.session.reserve(self.tables, tokens, wait=tokens > 1)
+        self._start = self.length
+        self.length += tokens
+        for tables in self.tables:
+            tables.length = self.length
+
+    def finish_step(self) -> None:
+        """All layers of all tokens so far are written."""
+        for tables in self.tables:
+            tables.final = tables.length
+        self.session.end_step()
+
+    def set_padding(self, padding: list[int]) -> None:
+        """Left padding of each sequence, in slots. Only before anything is sealed."""
+        for tables, first_token in zip(self.tables, padding, strict=True):
+            tables.first_token = first_token
+
+    def write(self, layer: int, kind: int, states: torch.Tensor) -> None:
+        """Store `[batch, heads, tokens, dim]` as the rows of this step's tokens."""
+        batch, heads, tokens, dim = states.shape
+        width = heads * dim
+        if tokens == 1:
+            for tables, state in zip(self.tables, states, strict=True):
+                row = int(tables.rows[kind, layer, self._start])
+                self._pool_rows[row, :width].copy_(state.reshape(width))
+            return
+        rows = torch.from_numpy(
+            np.concatenate([t.rows[kind, layer, self._start : self.length] for t in self.tables])
+        )
+        flat = states.transpose(1, 2).reshape(batch * tokens, width)
+        self._pool_rows[:, :width].index_copy_(0, rows.long(), flat)
+
+    def gather(self, layer: int, kind: int) -> torch.Tensor:
+        """`[batch, heads, length, dim]`: what attention reads, shared keys rotated into place.
+
+        The memory is reused by the next layer's call.
+        """
+        heads = self.layout.num_kv_heads
+        dim = self.layout.key_head_dim if kind == KEY else self.layout.value_head_dim
+        size = heads * self.length * dim
+        out = self._scratch_of(kind, size * len(self.tables))
+        bits = out.view(_TORCH_BITS[self.layout.itemsize]).numpy().view(self._row_dtype.bits_dtype)
+        for index, tables in enumerate(self.tables):
+            rotated = kind == KEY and tables.shared_entries[KEY, layer] > 0
+            self._kernels.gather_rows(
+                self._pool,
+                tables.rows[kind, layer, : self.length],
+                tables.deltas[layer, : self.length] if rotated else None,
+                self._row_dtype,
+                heads,
+                dim,
+                bits[index * size : (index + 1) * size].reshape(heads, self.length, dim),
+                self._rope,
+            )
+        return out.view(len(self.tables), heads, self.length, dim)
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        self.finish_step()
+        for tables in self.tables:
+            self.session.truncate(tables, length)
+        self.length = length
+
+    def close(self) -> None:
+        """Give all rows back."""
+        self.session.close_requests(self.tables)
+        self.tables = []
+        self.length = 0
+
+    def _scratch_of(self, kind: int, size: int) -> torch.Tensor:
+        scratch = self._scratch.get(kind)
+        if scratch is None or scratch.numel() < size:
+            # Room for some more steps, so that it is not made anew at each of them.
+            scratch = torch.empty(size + size // 4, dtype=self._dtype)
+            self._scratch[kind] = scratch
+        return scratch[:size]
+
+
+__all__ = ["KEY", "VALUE", "SequenceBatch"]
