@@ -277,7 +277,7 @@ def _pack_matches(matches: Matches) -> agent_pb2.FindDonorsResponse:
         return packing.pack(np.concatenate(parts), dtype) if parts else b""
 
     return agent_pb2.FindDonorsResponse(
-        layers=joined(matches.layers, packing.INT32),
+        layers=joined(matches.layers, packing.UINT16),
         kinds=joined(matches.kinds, packing.UINT8),
         targets=joined(matches.targets, packing.INT32),
         donors=joined(matches.donors, packing.INT32),

@@ -238,7 +238,7 @@ class Calls:
         self.reply = self.operations.find_donors(agent_pb2.FindDonorsRequest(**(fields | changes)))
         columns = {
             "kind": np.frombuffer(self.reply.kinds, packing.UINT8),
-            "layer": np.frombuffer(self.reply.layers, packing.INT32),
+            "layer": np.frombuffer(self.reply.layers, packing.UINT16),
             "target": np.frombuffer(self.reply.targets, packing.INT32),
             "donor": np.frombuffer(self.reply.donors, packing.INT32),
             "row": np.frombuffer(self.reply.donor_rows, packing.INT32),

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AgentServiceStub:
-    """The manager drives the agent's worker here. The worker holds an index of
+    """The manager drives the agent's worker here. Rows, tokens and deltas travel packed
+    little-endian as int32, layers as uint16, kinds as uint8. The worker holds an index of
     signatures and nothing that cannot be rebuilt: its epoch is new after every
     start, and a call that carries an older one is refused with
     FAILED_PRECONDITION, reason WORKER_RESTARTED.
@@ -81,7 +82,8 @@ class AgentServiceStub:
 
 
 class AgentServiceServicer:
-    """The manager drives the agent's worker here. The worker holds an index of
+    """The manager drives the agent's worker here. Rows, tokens and deltas travel packed
+    little-endian as int32, layers as uint16, kinds as uint8. The worker holds an index of
     signatures and nothing that cannot be rebuilt: its epoch is new after every
     start, and a call that carries an older one is refused with
     FAILED_PRECONDITION, reason WORKER_RESTARTED.
@@ -192,7 +194,8 @@ def add_AgentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentService:
-    """The manager drives the agent's worker here. The worker holds an index of
+    """The manager drives the agent's worker here. Rows, tokens and deltas travel packed
+    little-endian as int32, layers as uint16, kinds as uint8. The worker holds an index of
     signatures and nothing that cannot be rebuilt: its epoch is new after every
     start, and a call that carries an older one is refused with
     FAILED_PRECONDITION, reason WORKER_RESTARTED.

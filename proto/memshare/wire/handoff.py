@@ -45,9 +45,20 @@ class PoolConnection:
             os.close(self.descriptor)
             self.descriptor = -1
 
+    def is_open(self) -> bool:
+        """Whether the owner is still there."""
+        try:
+            self.connection.settimeout(0)
+            return self.connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def list_holders(self) -> list[handoff_pb2.Holder]:
         """Engines that are connected to the owner. For the manager's role alone."""
         packet = handoff_pb2.PoolPacket(holders_request=handoff_pb2.HoldersRequest())
+        self.connection.settimeout(5.0)
         self.connection.send(packet.SerializeToString())
         reply, _ = receive_packet(self.connection, max_packet=1 << 20)
         return list(reply.holders.holders)
@@ -80,12 +91,13 @@ def receive_packet(
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+    # The kernel's padding has room for a second one.
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
     return packet, descriptors[0] if descriptors else -1
 
 
-def connect_pool(
-    path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0
-) -> PoolConnection:
+def connect_pool(path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0) -> PoolConnection:
     """Ask the owner at `path` for its pool.
 
     Raises `AgentUnavailable` if nobody answers within `timeout` seconds, `PeerRefused` if the
