@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml Makefile
 	  echo "Python's venv module is missing: on Debian and Ubuntu 'apt-get install python3-venv'," \
 	    "then run 'make setup' again" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); this takes some minutes"
 	@# First and by its exact release: what depends on torch then keeps this build.
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

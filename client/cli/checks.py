@@ -115,16 +115,19 @@ def check_handoff(runtime: RuntimeDirectory, uid: int | None) -> Finding:
     """An engine of this user (or of `uid`) is granted the pool, and the memory is there."""
     name = "engine access"
     user = os.geteuid() if uid is None else uid
+    path = runtime.owner_socket
     try:
         with acting_as(uid):
-            connection = connect_pool(
-                runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE, timeout=5.0
-            )
+            connection = connect_pool(path, handoff_pb2.POOL_ROLE_ENGINE, timeout=5.0)
+            manager_is_open = os.access(runtime.manager_socket, os.W_OK, effective_ids=True)
     except MemshareError as error:
         if isinstance(error.__cause__, PermissionError):
-            return _refused_by_mode(name, runtime, user)
+            return _refused_by_mode(name, runtime, path, user)
         message, _, fix = str(error).partition(": ")
         return Finding(name, "problem", message, fix)
+    if not manager_is_open and runtime.manager_socket.exists():
+        connection.close()
+        return _refused_by_mode(name, runtime, runtime.manager_socket, user)
     try:
         size = os.fstat(connection.descriptor).st_size
     finally:
@@ -189,13 +192,14 @@ def acting_as(uid: int | None) -> Iterator[None]:
         os.setgroups(own_groups)
 
 
-def _refused_by_mode(name: str, runtime: RuntimeDirectory, user: int) -> Finding:
-    status = runtime.path.stat()
+def _refused_by_mode(name: str, runtime: RuntimeDirectory, path: Path, user: int) -> Finding:
+    directory, status = runtime.path.stat(), path.stat()
     return Finding(
         name,
         "problem",
-        f"an engine of uid {user} cannot reach {runtime.owner_socket}: the directory belongs to "
-        f"uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}",
-        f"run the engine as uid {status.st_uid}, or add uid {user} to group {status.st_gid} and "
-        f"start the agent with --allowed-uids {user}",
+        f"an engine of uid {user} cannot reach {path} of uid {status.st_uid}: the directory has "
+        f"gid {directory.st_gid} and mode {stat.S_IMODE(directory.st_mode):04o}, the socket gid "
+        f"{status.st_gid} and mode {stat.S_IMODE(status.st_mode):04o}",
+        f"run the engine as uid {status.st_uid}, or run the sidecar in a group that uid {user} "
+        "belongs to, with that group's number in --allowed-gids",
     )

@@ -17,6 +17,7 @@ from memshare.client.cli.options import (
     RuntimeOption,
 )
 from memshare.client.cli.processes import follow
+from memshare.client.cli.settings import agent_settings, manager_settings
 from memshare.wire.runtime import RuntimeDirectory
 
 ShowOption = Annotated[
@@ -49,10 +50,7 @@ def agent(
 
     Settings come from flags, then MEMSHARE_AGENT_* variables, then the [agent] table of the file.
     """
-    from memshare.gpu_agent.config import load_settings
-    from memshare.gpu_agent.owner import run_agent
-
-    settings = load_settings(
+    settings = agent_settings(
         config,
         pool_bytes=pool_bytes,
         runtime_dir=_path(runtime_dir),
@@ -66,6 +64,8 @@ def agent(
         return
     if follow_pid is not None:
         follow(follow_pid)
+    from memshare.gpu_agent.owner import run_agent
+
     raise typer.Exit(run_agent(settings))
 
 
@@ -84,10 +84,7 @@ def manager(
     Settings come from flags, then MEMSHARE_MANAGER_* variables, then the [manager] table of the
     file.
     """
-    from memshare.manager.config import load_settings
-    from memshare.manager.server import run_manager
-
-    settings = load_settings(
+    settings = manager_settings(
         config,
         policy=policy,
         runtime_dir=_path(runtime_dir),
@@ -99,6 +96,8 @@ def manager(
         return
     if follow_pid is not None:
         follow(follow_pid)
+    from memshare.manager.server import run_manager
+
     raise typer.Exit(run_manager(settings))
 
 

@@ -174,7 +174,7 @@ def _manager(status: admin_pb2.GetStatusResponse) -> Finding:
 
 
 def _agent_state(status: admin_pb2.GetStatusResponse) -> Finding:
-    if status.agent_state == "serving":
+    if status.agent_state == "ready":
         restarts = status.worker_restarts
         if restarts:
             return Finding(

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ import grpc
 
 from memshare.client.cli.admin import AdminClient
 from memshare.client.cli.processes import Child, SidecarFailed
-from memshare.v1 import agent_pb2, agent_pb2_grpc
+from memshare.v1 import admin_pb2, agent_pb2, agent_pb2_grpc
 from memshare.wire.errors import MemshareError, SocketInUse
 from memshare.wire.runtime import ENVIRONMENT, RuntimeDirectory
 from memshare.wire.sockets import is_served
@@ -77,7 +77,8 @@ class Sidecar:
                 )
         deadline = time.monotonic() + timeout
         self.start_agent(deadline - time.monotonic())
-        self.start_manager(deadline - time.monotonic())
+        manager = self.start_manager(deadline - time.monotonic())
+        self._await(manager, "the manager's link to the agent", self._agent_is_linked, deadline)
 
     def start_agent(self, timeout: float = START_TIMEOUT) -> None:
         """Start the agent and return once its owner and its worker serve."""
@@ -86,11 +87,12 @@ class Sidecar:
         self._await(self.agent, "the memory owner", self._owner_serves, deadline)
         self._await(self.agent, "the worker", self._worker_serves, deadline)
 
-    def start_manager(self, timeout: float = START_TIMEOUT) -> None:
+    def start_manager(self, timeout: float = START_TIMEOUT) -> Child:
         """Start the manager and return once it serves, or waits for its engines' return."""
         self.manager = self._spawn("manager", self._manager_arguments)
         deadline = time.monotonic() + timeout
         self._await(self.manager, "the manager", self._manager_serves, deadline)
+        return self.manager
 
     def kill_manager(self) -> None:
         """End the manager as a crash would."""
@@ -115,7 +117,7 @@ class Sidecar:
             self.runtime.worker_socket,
             self.runtime.owner_socket,
         ):
-            if path.exists() and not is_served(path):
+            if path.is_socket() and not is_served(path):
                 path.unlink(missing_ok=True)
         self.manager = self.agent = None
         return killed
@@ -156,11 +158,21 @@ class Sidecar:
         return True
 
     def _manager_serves(self) -> bool:
+        status = self._status()
+        return status is not None and status.state in ("serving", "recovering")
+
+    def _agent_is_linked(self) -> bool:
+        status = self._status()
+        return status is not None and status.agent_state == "ready"
+
+    def _status(self) -> admin_pb2.GetStatusResponse | None:
         if not self.runtime.manager_socket.exists():
-            return False
-        with AdminClient(self.runtime, timeout=1.0) as admin, suppress(MemshareError):
-            return admin.status().state in ("serving", "recovering")
-        return False
+            return None
+        with AdminClient(self.runtime, timeout=1.0) as admin:
+            try:
+                return admin.status()
+            except MemshareError:
+                return None
 
 
 @contextmanager

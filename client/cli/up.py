@@ -24,6 +24,7 @@ from memshare.client.cli.options import (
     chosen,
 )
 from memshare.client.cli.processes import SidecarFailed
+from memshare.client.cli.settings import agent_settings, manager_settings
 from memshare.client.cli.sidecar import START_TIMEOUT, Sidecar
 from memshare.client.cli.units import format_bytes
 from memshare.wire.runtime import RuntimeDirectory
@@ -59,7 +60,7 @@ def up(
     --json the document is printed once the sidecar is ready.
     """
     runtime = chosen(runtime_dir)
-    size = _pool_size(pool_bytes, config, runtime)
+    size = _pool_size(pool_bytes, policy, config, runtime)
     sidecar = Sidecar(runtime, pool_bytes=size, policy=policy, config=config, log_level=log_level)
     output.say(f"starting in {runtime.path}, pool of {format_bytes(size)} in host memory")
     with _stopping(sidecar):
@@ -68,16 +69,15 @@ def up(
         _watch(sidecar)
 
 
-def _pool_size(flag: int | None, config: Path | None, runtime: RuntimeDirectory) -> int:
+def _pool_size(
+    flag: int | None, policy: str | None, config: Path | None, runtime: RuntimeDirectory
+) -> int:
     """The pool's size as told by flag, variable or file, else what this host can give.
 
     Reads all settings, so that a wrong one is refused before anything starts.
     """
-    from memshare.gpu_agent.config import load_settings as load_agent
-    from memshare.manager.config import load_settings as load_manager
-
-    load_manager(config, runtime_dir=runtime.path)
-    settings = load_agent(config, pool_bytes=flag, runtime_dir=runtime.path)
+    manager_settings(config, policy=policy, runtime_dir=runtime.path)
+    settings = agent_settings(config, pool_bytes=flag, runtime_dir=runtime.path)
     if "pool_bytes" in settings.model_fields_set:
         return int(settings.pool_bytes)
     return default_pool_bytes(available_memory())
@@ -146,6 +146,11 @@ def _watch(sidecar: Sidecar) -> None:
                 f"the manager ended with {ending}, {quick_deaths} times in a row: see its log above"
             )
         output.say(f"the manager ended with {ending}: starting it again")
-        sidecar.start_manager()
         started = time.monotonic()
-        output.say("the manager is back; engines attach again by themselves")
+        try:
+            sidecar.start_manager()
+        except SidecarFailed as error:
+            # Engines decode without a manager, so the memory is kept and the next round decides.
+            output.say(str(error))
+        else:
+            output.say("the manager is back; engines attach again by themselves")

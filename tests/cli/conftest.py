@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from memshare.client.cli.app import run
+
 COMMAND = [sys.executable, "-m", "memshare.client.cli"]
 
 
@@ -77,8 +79,20 @@ class Up:
 
 @pytest.fixture
 def memshare() -> Callable[..., Result]:
-    """Run a command to its end."""
+    """Run a command to its end, as a process."""
     return run_memshare
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run a command that starts nothing, in this process: a second sooner."""
+
+    def run_here(*arguments: object) -> Result:
+        capfd.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return Result(code, *capfd.readouterr())
+
+    return run_here
 
 
 @pytest.fixture

@@ -28,16 +28,16 @@ Run = Callable[..., Result]
     ],
 )
 def test_json_is_one_document_and_alone_on_stdout(
-    sidecar: Sidecar, memshare: Run, arguments: tuple[str, ...], kind: type
+    sidecar: Sidecar, command: Run, arguments: tuple[str, ...], kind: type
 ) -> None:
-    result = memshare(*arguments, "--runtime-dir", sidecar.runtime.path, "--json")
+    result = command(*arguments, "--runtime-dir", sidecar.runtime.path, "--json")
     assert result.code == 0, result.err
     assert isinstance(result.document, kind)
 
 
 @pytest.mark.parametrize("arguments", ["status", "engines", "requests", "policy get", "doctor"])
-def test_people_get_text(sidecar: Sidecar, memshare: Run, arguments: str) -> None:
-    result = memshare(*arguments.split(), "-d", sidecar.runtime.path)
+def test_people_get_text(sidecar: Sidecar, command: Run, arguments: str) -> None:
+    result = command(*arguments.split(), "-d", sidecar.runtime.path)
     assert result.code == 0, result.err
     assert result.out
 
@@ -47,17 +47,17 @@ def test_the_environment_names_the_directory(sidecar: Sidecar, memshare: Run) ->
     assert result.document["state"] == "serving"
 
 
-def test_a_policy_is_changed_while_running(sidecar: Sidecar, memshare: Run) -> None:
+def test_a_policy_is_changed_while_running(sidecar: Sidecar, command: Run) -> None:
     directory = ("-d", sidecar.runtime.path)
-    assert memshare("policy", "set", "--preset", "balanced", *directory).code == 0
-    changed = memshare(
+    assert command("policy", "set", "--preset", "balanced", *directory).code == 0
+    changed = command(
         "policy", "set", "--key-threshold", "0.03", "--min-age", "600", *directory, "--json"
     )
     assert changed.code == 0, changed.err
-    now = memshare("policy", "get", *directory, "--json").document["policy"]
+    now = command("policy", "get", *directory, "--json").document["policy"]
     assert now["mode"] == "row"
     assert [(stage["min_age"], stage["key_threshold"]) for stage in now["stages"]] == [(600, 0.03)]
-    assert memshare("policy", "set", "--preset", "exact", *directory).code == 0
+    assert command("policy", "set", "--preset", "exact", *directory).code == 0
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_policy_is_changed_while_running(sidecar: Sidecar, memshare: Run) -> N
     ],
 )
 def test_what_the_manager_refuses_is_one_line(
-    sidecar: Sidecar, memshare: Run, arguments: tuple[str, ...], said: str
+    sidecar: Sidecar, command: Run, arguments: tuple[str, ...], said: str
 ) -> None:
-    result = memshare(*arguments, "-d", sidecar.runtime.path, "--json")
+    result = command(*arguments, "-d", sidecar.runtime.path, "--json")
     assert result.code == 1
     assert said in result.err
     assert result.err.count("\n") == 1
@@ -91,17 +91,17 @@ def test_what_the_manager_refuses_is_one_line(
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
-    memshare: Run, arguments: tuple[str, ...], said: str
+    command: Run, arguments: tuple[str, ...], said: str
 ) -> None:
-    result = memshare(*arguments)
+    result = command(*arguments)
     assert result.code == 2
     assert said in result.err
     assert result.err.count("\n") == 1
     assert result.out == ""
 
 
-def test_without_a_sidecar_the_error_says_what_to_do(memshare: Run) -> None:
-    result = memshare("status", "-d", "/tmp/memshare-nobody-is-here", "--json")
+def test_without_a_sidecar_the_error_says_what_to_do(command: Run) -> None:
+    result = command("status", "-d", "/tmp/memshare-nobody-is-here", "--json")
     assert result.code == 1
     assert "memshare up" in result.err
     assert "/tmp/memshare-nobody-is-here/manager.sock" in result.err

@@ -50,6 +50,7 @@ def test_a_stop_signal_leaves_nothing(runtime_dir: Path, start_up: Start, memsha
     assert ending.out == ""
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_it_too(start_up: Start) -> None:
     up = start_up()
     up.wait_for("ready")
@@ -69,6 +70,7 @@ def test_a_stop_signal_during_the_start_is_obeyed(runtime_dir: Path, start_up: S
     assert [name for name in SOCKETS if (runtime_dir / name).exists()] == []
 
 
+@pytest.mark.slow
 def test_json_is_the_only_thing_on_stdout(start_up: Start) -> None:
     up = start_up("--json", "--policy", "strict")
     up.wait_for("ready")
@@ -122,6 +124,7 @@ def test_a_dead_agent_ends_it_with_an_error(runtime_dir: Path, start_up: Start) 
     assert [name for name in SOCKETS if (runtime_dir / name).exists()] == []
 
 
+@pytest.mark.slow
 def test_killed_it_leaves_no_process_behind(start_up: Start) -> None:
     up = start_up()
     up.wait_for("ready")
@@ -131,6 +134,7 @@ def test_killed_it_leaves_no_process_behind(start_up: Start) -> None:
     await_end(processes)
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_too_long_names_who_is_missing(runtime_dir: Path, memshare: Run) -> None:
     # A directory in the worker's place: it can never bind its socket.
     (runtime_dir / "worker.sock").mkdir()
@@ -149,22 +153,26 @@ def test_a_start_that_takes_too_long_names_who_is_missing(runtime_dir: Path, mem
         ("[manager]\ncolour = 'red'", "colour", "red"),
         ("[manager]\npolicy = 'lax'", "policy", "lax"),
         ("pool_bytes = 1", "pool_bytes", "1"),
+        ("[agnet]\nthreads = 3", "agnet", "3"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(
-    tmp_path: Path, runtime_dir: Path, memshare: Run, table: str, key: str, value: str
+    tmp_path: Path, runtime_dir: Path, command: Run, table: str, key: str, value: str
 ) -> None:
     config = tmp_path / "memshare.toml"
     config.write_text(table)
-    result = memshare("up", "-d", runtime_dir, "--config", config)
+    result = command("up", "-d", runtime_dir, "--config", config)
     assert result.code == 1
     assert key in result.err
     assert value in result.err
     assert result.err.count("\n") == 1, result.err
 
 
-def test_a_wrong_variable_is_named_with_its_value(runtime_dir: Path, memshare: Run) -> None:
-    result = memshare("up", "-d", runtime_dir, MEMSHARE_AGENT_THREADS="many")
+def test_a_wrong_variable_is_named_with_its_value(
+    runtime_dir: Path, command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSHARE_AGENT_THREADS", "many")
+    result = command("up", "-d", runtime_dir)
     assert result.code == 1
     assert "MEMSHARE_AGENT_THREADS" in result.err
     assert "many" in result.err
