@@ -142,8 +142,10 @@ class HandoffServer:
         connection.role = request.role
         if connection.deadline is not None:
             connection.deadline.cancel()
-        self._send(connection, handoff_pb2.PoolPacket(grant=grant), self._pool.descriptor)
-        log.info("granted the pool", role=role, peer=connection.peer.pid, uid=connection.peer.uid)
+        if self._send(connection, handoff_pb2.PoolPacket(grant=grant), self._pool.descriptor):
+            log.info(
+                "granted the pool", role=role, peer=connection.peer.pid, uid=connection.peer.uid
+            )
 
     def _check_peer(self, peer: PeerCredentials, role: str) -> None:
         own = os.getuid()
@@ -186,7 +188,7 @@ class HandoffServer:
 
     def _send(
         self, connection: _Connection, packet: handoff_pb2.PoolPacket, descriptor: int = -1
-    ) -> None:
+    ) -> bool:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
             connection.socket.sendmsg(
@@ -196,6 +198,8 @@ class HandoffServer:
             # The peer is gone, or does not read what it asks for.
             log.warning("closed a connection", peer=connection.peer.pid, error=str(error))
             self._drop(connection)
+            return False
+        return True
 
     def _drop(self, connection: _Connection) -> None:
         if connection.deadline is not None:

@@ -56,6 +56,9 @@ def run_agent(settings: AgentSettings) -> int:
     except (MemshareError, OSError) as error:
         log.error("the agent cannot run", error=str(error))
         return 1
+    except KeyboardInterrupt:
+        # During the start; once the agent serves, an interrupt is an orderly stop.
+        return 128 + signal.SIGINT
     return 0
 
 

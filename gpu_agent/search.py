@@ -89,14 +89,19 @@ class PopcountSearch:
 
 
 class FaissSearch:
-    """The `k` nearest by FAISS."""
+    """The `k` nearest by FAISS. ImportError where it is not installed."""
+
+    def __init__(self) -> None:
+        import faiss
+
+        # The calls run in parallel already.
+        faiss.omp_set_num_threads(1)
+        self._faiss = faiss
 
     def __call__(self, queries: UInt64, slab: UInt64, valid: Bools, k: int) -> Int32:
         """See `CandidateSearch`."""
-        import faiss
-
         slots = np.flatnonzero(valid).astype(np.int32)
-        index = faiss.IndexBinaryFlat(128)
+        index = self._faiss.IndexBinaryFlat(128)
         index.add(slab[slots].view(np.uint8))
         _, found = index.search(np.ascontiguousarray(queries).view(np.uint8), k)
         # Place -1 (none) is that of the element appended here.

@@ -7,19 +7,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
+import structlog
 from grpc_status import rpc_status
 
 from memshare.gpu_agent.operations import AgentOperations
 from memshare.v1 import agent_pb2, agent_pb2_grpc
-from memshare.wire.errors import MemshareError, WorkerRestarted
+from memshare.wire.errors import Draining, MemshareError, WorkerRestarted
 from memshare.wire.status import to_status
 
+# About what a new worker needs to come up.
+_RESTART_SECONDS: Final = 1.0
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+log = structlog.get_logger()
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
@@ -28,6 +33,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def __init__(self, operations: AgentOperations, executor: Executor) -> None:
         self._operations = operations
         self._executor = executor
+        self._running: set[asyncio.Future[Any]] = set()
+        self._draining = False
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new calls and wait, at most `timeout` seconds, for those in progress."""
+        self._draining = True
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
 
     async def GetAgentInfo(
         self, request: agent_pb2.GetAgentInfoRequest, context: _Context
@@ -72,12 +85,21 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def _call(
         self, context: _Context, method: Callable[[_Request], _Response], request: _Request
     ) -> _Response:
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._executor, self._checked, method, request)
+            if self._draining:
+                raise Draining("the worker is stopping", retry_after=_RESTART_SECONDS)
+            loop = asyncio.get_running_loop()
+            call = loop.run_in_executor(self._executor, self._checked, method, request)
+            self._running.add(call)
+            call.add_done_callback(self._running.discard)
+            return await call
         except MemshareError as error:
-            status = rpc_status.to_status(to_status(error))
-            await context.abort(status.code, status.details, status.trailing_metadata)
+            failure = error
+        except Exception as error:
+            log.exception("a call failed", method=method.__name__)
+            failure = MemshareError(f"the worker failed: {error!r}")
+        status = rpc_status.to_status(to_status(failure))
+        return await context.abort(status.code, status.details, status.trailing_metadata)
 
     def _checked(self, method: Callable[[Any], _Response], request: Any) -> _Response:
         if request.worker_epoch != self._operations.epoch:

@@ -39,6 +39,7 @@ from memshare.wire.sockets import claimed_path
 MAX_MESSAGE_BYTES: Final = 64 << 20
 SERVICE: Final = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 _PR_SET_PDEATHSIG: Final = 1
+_FLUSH_SECONDS: Final = 0.2
 
 # grpc-stubs knows nothing of the asynchronous servicer.
 _Health = Any
@@ -83,7 +84,8 @@ async def _serve(pool: HostPool, settings: AgentSettings) -> None:
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         )
     )
-    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(operations, executor), server)
+    servicer = AgentServicer(operations, executor)
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
     health_service: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -96,10 +98,15 @@ async def _serve(pool: HostPool, settings: AgentSettings) -> None:
         _bind(server, path)
         await server.start()
         ready = asyncio.create_task(_become_ready(health_service, settings, executor, epoch))
-        await stop.wait()
-        ready.cancel()
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            await ready
+        await stopped
         await _set_health(health_service, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await server.stop(settings.stop_timeout)
+        await servicer.drain(settings.stop_timeout)
+        # What is left are answers on their way and health watches, which would never end.
+        await server.stop(_FLUSH_SECONDS)
     # Not joined: a call that outlasts the stop must not outlast the process.
     executor.shutdown(wait=False, cancel_futures=True)
     log.info("stopped")
