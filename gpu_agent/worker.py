@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemshareError, OSError, ValueError, ImportError) as error:
         log.error("the worker cannot run", error=str(error))
         return 1
+    except Exception:
+        log.exception("the worker cannot run")
+        return 1
     return 0
 
 
@@ -94,36 +97,26 @@ async def _serve(pool: HostPool, settings: AgentSettings) -> None:
     with claimed_path(path) as swept:
         if swept:
             log.warning("swept the socket of a worker that died", path=str(path))
-        await _set_health(health_service, health_pb2.HealthCheckResponse.NOT_SERVING)
-        _bind(server, path)
-        await server.start()
-        ready = asyncio.create_task(_become_ready(health_service, settings, executor, epoch))
+        # Nobody reaches a worker that would have to compile first.
+        warming = loop.run_in_executor(executor, warm_up, kernels)
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
-            await ready
-        await stopped
-        await _set_health(health_service, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await servicer.drain(settings.stop_timeout)
-        # What is left are answers on their way and health watches, which would never end.
-        await server.stop(_FLUSH_SECONDS)
+        await asyncio.wait((warming, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            await warming
+            await _set_health(health_service, health_pb2.HealthCheckResponse.SERVING)
+            _bind(server, path)
+            await server.start()
+            log.info("ready", epoch=epoch, kernels=settings.kernels, search=settings.search)
+            await stopped
+            await _set_health(health_service, health_pb2.HealthCheckResponse.NOT_SERVING)
+            await servicer.drain(settings.stop_timeout)
+            # What is left are answers on their way and health watches, which would never end.
+            await server.stop(_FLUSH_SECONDS)
     # Not joined: a call that outlasts the stop must not outlast the process.
     executor.shutdown(wait=False, cancel_futures=True)
     log.info("stopped")
     sys.stderr.flush()
     os._exit(0)
-
-
-async def _become_ready(
-    health_service: _Health,
-    settings: AgentSettings,
-    executor: ThreadPoolExecutor,
-    epoch: int,
-) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.run_in_executor(executor, warm_up, get_kernels(settings.kernels))
-    await _set_health(health_service, health_pb2.HealthCheckResponse.SERVING)
-    log.info("ready", epoch=epoch, kernels=settings.kernels, search=settings.search)
 
 
 async def _set_health(service: _Health, status: int) -> None:
