@@ -60,9 +60,9 @@ class ExactRequest:
                 nonfinite, _ = reader.unusable(kind, rows[odd])
                 request.usable[kind, layer[odd], target[odd]] = False
                 matches.nonfinite += int(nonfinite.sum())
-            found = self._table.find(
-                segments, layer + np.int32(kind * layers), target, hashes, allowed
-            )
+            planes = layer + np.int32(kind * layers)
+            found = self._table.find(segments, planes, target, hashes, allowed)
+            matched = np.zeros(len(target), np.bool_)
             open_targets = np.arange(len(target))
             for place in range(MAX_EQUAL):
                 # Sorted, so the first place without a candidate is the last for a target.
@@ -70,6 +70,7 @@ class ExactRequest:
                 candidate = found[open_targets, place]
                 equal = reader.equal(kind, rows[open_targets], candidate["row"])
                 hit, donor = open_targets[equal], candidate[equal]
+                matched[hit] = True
                 matches.add(
                     kind,
                     layer[hit],
@@ -81,6 +82,8 @@ class ExactRequest:
                 matches.sessions.append(donor["session"])
                 matches.requests.append(donor["request"])
                 open_targets = open_targets[~equal]
+            # A target that takes a donor gives up its row: it must not hide the rows that stay.
+            self._table.forget(segments, planes[matched], target[matched], hashes[matched])
         return matches
 
     def _enter(self, request: RequestIndex, reader: SessionRows) -> None:

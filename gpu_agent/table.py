@@ -7,6 +7,7 @@ operation takes as many vectorised steps as its longest probe, not as many as th
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from memshare.gpu_agent.rows import Bools, Int32, UInt64
 MAX_EQUAL: Final = 4
 _FIRST_CAPACITY: Final = 1 << 12
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+# A token that is not below any `live` count.
+_NEVER_LIVE: Final = np.iinfo(np.int32).max
 _Int64 = npt.NDArray[np.int64]
 
 _ENTRY: Final = np.dtype(
@@ -55,7 +58,7 @@ class ExactTable:
                 self._segments = np.concatenate((self._segments, np.zeros(known, _SEGMENT)))
                 self._free_segments = list(range(2 * known - 1, known - 1, -1))
             segment = self._free_segments.pop()
-            self._segments[segment] = (session, request, np.iinfo(np.int32).max)
+            self._segments[segment] = (session, request, _NEVER_LIVE)
             return segment
 
     def truncate(self, segments: list[int], keep: int) -> None:
@@ -93,31 +96,51 @@ class ExactTable:
         fill = np.zeros(n, np.int64)
         own = np.full(n, np.iinfo(np.int64).max)
         with self._lock:
-            is_own = np.zeros(len(self._segments), np.bool_)
-            is_own[segments] = True
-            pending = np.flatnonzero(hashes != 0)
-            slot = self._home(hashes[pending], planes[pending])
-            while len(pending):
-                ids = self._slots[slot]
-                occupied = ids >= 0
-                pending, slot, ids = pending[occupied], slot[occupied], ids[occupied]
+            is_own = self._marked(segments)
+            for at, ids in self._probe(hashes, planes):
                 entries = self._entries[ids]
-                same = self._equal_live(entries, hashes[pending], planes[pending])
                 mine = is_own[entries["segment"]]
-                self_match = same & mine & (entries["token"] == tokens[pending])
-                own[pending[self_match]] = ids[self_match]
+                self_match = mine & (entries["token"] == tokens[at])
+                own[at[self_match]] = ids[self_match]
                 inside = mine & (entries["token"] < allowed.shape[1])
                 token = np.where(inside, entries["token"], 0)
-                usable = same & (~mine | (inside & allowed[entries["plane"], token]))
-                usable &= fill[pending] < MAX_EQUAL
-                at = pending[usable]
-                found[at, fill[at]] = ids[usable]
+                usable = ~mine | (inside & allowed[entries["plane"], token])
+                usable &= fill[at] < MAX_EQUAL
+                at, ids = at[usable], ids[usable]
+                found[at, fill[at]] = ids
                 fill[at] += 1
-                slot = (slot + 1) & (len(self._slots) - 1)
             found[found > own[:, None]] = -1
             order = np.argsort(np.where(found < 0, np.iinfo(np.int64).max, found), axis=1)
             found = np.take_along_axis(found, order, axis=1)
             return self._describe(found)
+
+    def forget(self, segments: list[int], planes: Int32, tokens: Int32, hashes: UInt64) -> None:
+        """Take out single rows [n] of a request: they are no longer found."""
+        with self._lock:
+            is_own = self._marked(segments)
+            for at, ids in self._probe(hashes, planes):
+                entries = self._entries[ids]
+                match = is_own[entries["segment"]] & (entries["token"] == tokens[at])
+                self._entries["token"][ids[match]] = _NEVER_LIVE
+
+    def _probe(self, hashes: UInt64, planes: Int32) -> Iterator[tuple[_Int64, _Int64]]:
+        """Step by step (which of the given, the live entry equal to it), never one twice."""
+        pending = np.flatnonzero(hashes != 0)
+        slot = self._home(hashes[pending], planes[pending])
+        while len(pending):
+            ids = self._slots[slot]
+            occupied = ids >= 0
+            pending, slot, ids = pending[occupied], slot[occupied], ids[occupied]
+            entries = self._entries[ids]
+            equal = (entries["hash"] == hashes[pending]) & (entries["plane"] == planes[pending])
+            equal &= entries["token"] < self._segments["live"][entries["segment"]]
+            yield pending[equal], ids[equal].astype(np.int64)
+            slot = (slot + 1) & (len(self._slots) - 1)
+
+    def _marked(self, segments: list[int]) -> Bools:
+        marks = np.zeros(len(self._segments), np.bool_)
+        marks[segments] = True
+        return marks
 
     def _describe(self, found: _Int64) -> npt.NDArray[np.void]:
         out = np.zeros(
@@ -176,11 +199,6 @@ class ExactTable:
         # At most half full, so that probes stay short.
         size = 1 << (2 * len(self._entries) - 1).bit_length()
         return np.full(size, -1, np.int32)
-
-    def _equal_live(self, entries: npt.NDArray[np.void], hashes: UInt64, planes: Int32) -> Bools:
-        live = entries["token"] < self._segments["live"][entries["segment"]]
-        same: Bools = live & (entries["hash"] == hashes) & (entries["plane"] == planes)
-        return same
 
     def _home(self, hashes: UInt64, planes: Int32) -> _Int64:
         bits = len(self._slots).bit_length() - 1

@@ -95,7 +95,7 @@ def test_dropped_and_truncated_donors_are_not_returned(calls: Calls) -> None:
     assert calls.find(0, 4, session=2, request=2, exact=True) == []
     add(calls, 2, 3, [3, 1], 200)
     found = calls.find(0, 2, session=2, request=3, exact=True)
-    assert {(one["request"], one["donor"]) for one in found} == {(2, 2), (2, 0)}
+    assert {(one["request"], one["donor"]) for one in found} == {(2, 2)}
     calls.close(2)
     calls.open(3, tenant="a")
     add(calls, 3, 1, [1], 300)
@@ -123,12 +123,28 @@ def test_a_donor_whose_row_was_overwritten_is_passed_over_for_the_next(calls: Ca
     first = add(calls, 2, 1, [1], 0)
     calls.find(0, 1, session=2, request=1, exact=True)
     add(calls, 2, 2, [1], 100)
-    calls.find(0, 1, session=2, request=2, exact=True)
+    no_targets = packing.pack_mask(np.zeros((2, LAYERS, 1), np.bool_))
+    calls.find(0, 1, session=2, request=2, exact=True, target_mask=no_targets)
     calls.rows[first.reshape(-1)] = 5.0
     add(calls, 2, 3, [1], 200)
     found = calls.find(0, 1, session=2, request=3, exact=True)
     assert len(found) == 4
     assert {one["request"] for one in found} == {2}
+
+
+def test_a_row_given_up_for_a_donor_hides_no_other(calls: Calls) -> None:
+    calls.open(2, tenant="a")
+    for request in (1, 2):
+        add(calls, 2, request, [1], 100 * request)
+        calls.find(0, 1, session=2, request=request, exact=True)
+    calls.drop(1, session=2)
+    donors = []
+    for request in (3, 4):
+        add(calls, 2, request, [1], 100 * request)
+        found = calls.find(0, 1, session=2, request=request, exact=True)
+        donors.append({one["request"] for one in found})
+    # The row of request 2 is free again by then.
+    assert donors == [set(), {3}]
 
 
 def test_the_donor_mask_speaks_of_the_request_itself_alone(calls: Calls) -> None:
