@@ -3,6 +3,9 @@
 The intrinsics address flat arrays without Numba's handling of negative indices, which would keep
 LLVM from vectorising the loops around them. Indices must be in range: the callers check every row
 id first.
+
+Numba notices a changed kernel, not a changed intrinsic: after an edit of `_emit`, `_jit`, `_lanes`
+or `_tiles`, delete the cached code (`__pycache__/*.nb?`).
 """
 
 from __future__ import annotations
@@ -34,16 +37,23 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _compile(function: _Function, **options: Any) -> _Function:
+    options |= {"nogil": True, "error_model": "numpy"}
+    try:
+        return cast(_Function, numba.njit(cache=True, **options)(function))
+    except RuntimeError:
+        # No directory to keep compiled code in (a read-only image): compile in each process.
+        return cast(_Function, numba.njit(**options)(function))
+
+
 def exact(function: _Function) -> _Function:
     """Compile with strict float semantics: results are the same, bit for bit, as in NumPy."""
-    return cast(_Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return _compile(function)
 
 
 def reassociating(function: _Function) -> _Function:
     """Compile so that sums vectorise, in any order; NaN and infinity keep their meaning."""
-    flags = {"reassoc", "contract", "nsz"}
-    compiler = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags)
-    return cast(_Function, compiler(function))
+    return _compile(function, fastmath={"reassoc", "contract", "nsz"})
 
 
 @intrinsic

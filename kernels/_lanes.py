@@ -35,12 +35,28 @@ from .simhash import PLANES
 __all__ = [
     "LANES",
     "centre_lanes",
+    "copy_lanes",
     "load_lanes",
     "mix_words",
     "rotate_lanes",
     "store_lanes",
     "walsh_signs",
 ]
+
+
+@intrinsic
+def _copy_lanes(typing_context: Any, out: Any, to: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        types, size = signature.args, array.dtype.bitwidth // 8
+        lanes = ir.VectorType(ir.IntType(8 * size), LANES).as_pointer()
+        target = address(context, builder, types[0], args[0], args[1])
+        source = address(context, builder, types[2], args[2], args[3])
+        bits = builder.load(builder.bitcast(source, lanes), align=size)
+        builder.store(bits, builder.bitcast(target, lanes), align=size)
+        return context.get_dummy_value()
+
+    intp = numba.types.intp
+    return numba.types.void(out, intp, array, intp), generate
 
 
 @intrinsic
@@ -227,6 +243,8 @@ def _mix_words(
 
 # The names kernels use, typed for the checker.
 _Row = dtypes.F32
+copy_lanes = cast(Callable[[Bits, int, Bits, int], None], _copy_lanes)
+"""Copy LANES elements of a flat bit array from `index` to `out` at `to`; no overlap."""
 load_lanes = cast(Callable[[Bits, int, _Row, int], None], _load_lanes)
 """out[at:] = 16 elements of a flat bit array from `index`, as float32."""
 store_lanes = cast(Callable[[_Row, int, Bits, int], None], _store_lanes)

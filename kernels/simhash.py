@@ -19,11 +19,10 @@ import numpy as np
 
 from .dtypes import F32
 
-__all__ = ["BLOCK", "PLANES", "SIGNATURE_BITS", "SimHasher"]
+__all__ = ["BLOCK", "PLANES", "SimHasher"]
 
 BLOCK = 256
 """Width of the Walsh-Hadamard transform, and elements of the 16 x 16 matrix after it."""
-SIGNATURE_BITS = 128
 
 PLANES = np.array([low | (bin(low).count("1") & 1) << 3 for low in range(8)])
 """The 8 of 16 rows of the mixed matrix whose signs are kept; each has another low three bits."""

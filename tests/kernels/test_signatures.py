@@ -116,7 +116,7 @@ def test_hasher_is_fixed_by_its_seed() -> None:
 
 def _recall(
     signatures: npt.NDArray[np.uint64], x: npt.NDArray[np.float32], threshold: float
-) -> tuple[float, int]:
+) -> float:
     """Share of rows with a donor within `threshold` for which one of the top 4 is such a donor."""
     n = len(x)
     squares = (x * x).sum(axis=1)
@@ -127,31 +127,36 @@ def _recall(
         signatures[shareable], signatures, np.ones(n, np.uint8), shareable.astype(np.int32), 4
     )
     best = np.take_along_axis(distance[shareable], np.maximum(index, 0), axis=1)
-    return float(((best <= threshold) & (index >= 0)).any(axis=1).mean()), len(shareable)
+    assert len(shareable) > 300
+    return float(((best <= threshold) & (index >= 0)).any(axis=1).mean())
 
 
 @pytest.mark.parametrize("width", [64, 192, 1024])
 def test_recall_is_that_of_a_dense_gaussian_projection(width: int) -> None:
     rng = np.random.default_rng(width)
-    n = 3000
+    n = 1500
     # Like keys: a few channels carry most of the energy, rows gather around prototypes, and the
     # distances to them vary.
     channel = np.exp(rng.standard_normal(width) * 1.2)
-    centres = rng.standard_normal((150, width))
+    centres = rng.standard_normal((75, width))
     noise = rng.uniform(0.05, 0.6, (n, 1)) * rng.standard_normal((n, width))
-    x = ((centres[rng.integers(0, 150, n)] + noise) * channel).astype(np.float32)
-    mean = x[:512].mean(axis=0)
-    dense_bits = (x - mean) @ rng.standard_normal((width, 128)) >= 0
-    dense = np.packbits(dense_bits, axis=1, bitorder="little").view(np.uint64)
+    x = ((centres[rng.integers(0, 75, n)] + noise) * channel).astype(np.float32)
+    mean = x[:300].mean(axis=0)
     pool: npt.NDArray[Any] = x.view(np.uint32)
-    fast = get_kernels("numba").signatures(
-        pool, np.arange(n, dtype=np.int32), None, RowDtype.FP32, 1, width, mean, SimHasher(width)
+    rows = np.arange(n, dtype=np.int32)
+    fast, dense = [], []
+    for seed in range(1, 7):  # one draw of either kind is off by about 0.01
+        hasher = SimHasher(width, seed)
+        fast.append(
+            get_kernels("numba").signatures(pool, rows, None, RowDtype.FP32, 1, width, mean, hasher)
+        )
+        bits = (x - mean) @ rng.standard_normal((width, 128)) >= 0
+        dense.append(np.packbits(bits, axis=1, bitorder="little").view(np.uint64))
+    found, found_dense = (
+        float(np.mean([_recall(one, x, 0.1) for one in which])) for which in (fast, dense)
     )
-    found, pairs = _recall(fast, x, 0.1)
-    found_dense, _ = _recall(dense, x, 0.1)
-    assert pairs > 300
-    assert found >= 0.95
-    assert found >= found_dense - 0.01  # about two standard errors
+    assert found >= 0.97
+    assert found >= found_dense - 0.005
 
 
 def test_moments(
