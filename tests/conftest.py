@@ -12,12 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from memshare.client.cli.sidecar import Sidecar, running_sidecar
 
 # Inherited by every process that a test starts, however deep and whoever adopts it.
 RUN_MARK = "MEMSHARE_PYTEST_RUN"
 POOL_BYTES = 64 << 20
+
+# A machine that is busy with something else is no failure. In CI Hypothesis has a profile for it.
+settings.register_profile("patient", deadline=None)
+if "CI" not in os.environ:
+    settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)
