@@ -68,7 +68,8 @@ class ExactRequest:
                 # Sorted, so the first place without a candidate is the last for a target.
                 open_targets = open_targets[found["row"][open_targets, place] >= 0]
                 candidate = found[open_targets, place]
-                equal = reader.equal(kind, rows[open_targets], candidate["row"])
+                own = rows[open_targets]
+                equal = reader.equal(kind, own, candidate["row"]) & (candidate["row"] != own)
                 hit, donor = open_targets[equal], candidate[equal]
                 matched[hit] = True
                 matches.add(
