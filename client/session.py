@@ -146,7 +146,7 @@ class Session:
                 continue
             rows = self._allocator.take(need)
             if rows is None and wait:
-                rows = self._uplink.wait_for_rows(need)
+                rows = self._uplink.wait_for_rows(need, self._rows_ahead())
             private = rows is None
             if rows is None:
                 rows = self._allocator.take_overflow(need)
@@ -195,6 +195,8 @@ class Session:
                 return
             least = 1 if flush else BLOCK_TOKENS
             for tables in self._tables.values():
+                if tables.private_from is not None:
+                    self._bring_home(tables)
                 if tables.seal_limit() - tables.sealed >= least:
                     self._seal(tables)
             if self._allocator.available < self._rows_ahead():
@@ -241,6 +243,19 @@ class Session:
         self._send(seal_tokens=seal_message(tables, end))
         self.statistics.sealed_tokens += end - tables.sealed
         tables.sealed = end
+
+    def _bring_home(self, tables: RowTables) -> None:
+        """Move a request's rows from the overflow to leased rows, once there are enough."""
+        spot = tables.private_entries(self.pool.first_overflow_row)
+        private = tables.rows[spot]
+        leased = self._allocator.take(len(private))
+        if leased is None:
+            return
+        rows = self.pool.rows(np.uint8)
+        rows[leased] = rows[private]
+        tables.rows[spot] = leased
+        tables.private_from = None
+        self._allocator.give_back(private)
 
     def _complete_step(self) -> None:
         self._send(step_completed=manager_pb2.StepCompleted(step=self.statistics.steps))

@@ -107,8 +107,10 @@ class Uplink:
             message = manager_pb2.AttachRequest(lease_rows=manager_pb2.LeaseRows(count=count))
             self._lease_asked = self.send(message)
 
-    def wait_for_rows(self, need: int) -> Rows | None:
+    def wait_for_rows(self, need: int, ahead: int) -> Rows | None:
         """`need` leased rows, or None if the manager is not there to grant them.
+
+        Asks for `ahead` more, but does without them if there are no more.
 
         Raises `PoolExhausted` if it refuses, `ManagerUnavailable` after the timeout.
         """
@@ -121,8 +123,10 @@ class Uplink:
                     return rows
                 refused, self._lease_refused = self._lease_refused, None
                 if isinstance(refused, PoolExhausted | InvalidArgument):
-                    raise refused
-                self.ask_for_rows(need - self.allocator.available)
+                    if ahead == 0:
+                        raise refused
+                    ahead = 0
+                self.ask_for_rows(need - self.allocator.available + ahead)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise ManagerUnavailable(

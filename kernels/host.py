@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from . import host_attention, host_distance, host_gather, host_search, host_signatures
 from .dtypes import F32, I32, U64, Bits, RowDtype
-from .interface import Kernels, Tables
+from .interface import Kernels, RowReader, Tables
+from .rope import RopeTable
 from .rowhash import word_keys, word_masks
 from .simhash import SimHasher
 
@@ -205,6 +206,36 @@ class NumbaKernels(Kernels):
             *table,
             typed(out, dtype),
         )
+
+    def _row_reader(
+        self,
+        pool: Bits,
+        dtype: RowDtype,
+        num_heads: int,
+        head_dim: int,
+        rope: RopeTable | None,
+    ) -> RowReader:
+        source, row_elems = _source(pool, dtype), pool.shape[1]
+        no_table = np.empty((0, 0), np.float32)
+        no_table.flags.writeable = False
+
+        def read(rows: I32, deltas: I32 | None, out: Bits) -> None:
+            cos, sin = no_table, no_table
+            if deltas is not None and rope is not None:
+                cos, sin = rope.upto(int(np.abs(deltas).max(initial=0)) + 1)
+            host_gather.gather_rows(
+                source,
+                row_elems,
+                frozen(rows),
+                frozen(_NO_STEPS if deltas is None else deltas),
+                num_heads,
+                head_dim,
+                cos,
+                sin,
+                typed(out, dtype),
+            )
+
+        return read
 
     def _decode_attention(
         self,

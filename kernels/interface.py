@@ -13,6 +13,7 @@ without a table or beyond its limit: always before anything is written.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,21 @@ from .dtypes import F32, I32, U64, Bits, RowDtype
 from .rope import RopeTable
 from .simhash import SimHasher
 
-__all__ = ["Kernels", "Tables"]
+__all__ = ["Kernels", "RowReader", "Tables"]
 
 Tables = tuple[F32, F32]
 """cos and sin, float32 [positions, rotary_dim / 2]."""
+
+
+class RowReader(Protocol):
+    """Reads rows head by head; made by `Kernels.row_reader`."""
+
+    def __call__(self, rows: I32, deltas: I32 | None, out: Bits) -> None:
+        """out[h, t, :] = R(deltas[t]) pool[rows[t], h, :].
+
+        rows, deltas: int32 [t], C-contiguous. out: bits, C-contiguous, num_heads * t * head_dim of
+        them in any shape.
+        """
 
 
 class Kernels(ABC):
@@ -239,6 +251,23 @@ class Kernels(ABC):
             (cos, sin),
         )
 
+    def row_reader(
+        self,
+        pool: Bits,
+        dtype: RowDtype,
+        num_heads: int,
+        head_dim: int,
+        rope: RopeTable | None = None,
+    ) -> RowReader:
+        """`gather_rows` for an engine's every step: all but the ids is checked here, once.
+
+        Safety: the reader trusts its ids. A row outside the pool reads foreign memory.
+        """
+        checks.check_pool(pool, dtype, num_heads * head_dim)
+        if rope is not None and rope.rotary_dim > head_dim:
+            raise ValueError(f"rotary_dim {rope.rotary_dim} is more than head_dim {head_dim}")
+        return self._row_reader(pool, dtype, num_heads, head_dim, rope)
+
     def decode_attention(
         self,
         query: F32,
@@ -377,6 +406,20 @@ class Kernels(ABC):
         out: Bits,
         table: Tables,
     ) -> None: ...
+
+    def _row_reader(
+        self,
+        pool: Bits,
+        dtype: RowDtype,
+        num_heads: int,
+        head_dim: int,
+        rope: RopeTable | None,
+    ) -> RowReader:
+        def read(rows: I32, deltas: I32 | None, out: Bits) -> None:
+            heads = out.reshape(num_heads, len(rows), head_dim)
+            self.gather_rows(pool, rows, deltas, dtype, num_heads, head_dim, heads, rope)
+
+        return read
 
     @abstractmethod
     def _decode_attention(

@@ -140,7 +140,7 @@ class MemShareLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, batch: SequenceBatch, layer: int, lazily: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._batch = batch
         self._layer = layer
         self._lazily = lazily

@@ -37,13 +37,18 @@ class SequenceBatch:
         self.length = 0
         self._dtype = dtype
         self._row_dtype = _ROW_DTYPE[self.layout.dtype]
-        self._kernels = get_kernels("numba")
         self._pool: Bits = session.pool.rows(self._row_dtype.bits_dtype)
         self._pool_rows = torch.from_numpy(
             self._pool.view(np.int32 if self.layout.itemsize == 4 else np.int16)
         ).view(dtype)
-        self._rope = RopeTable(self.layout.inv_freq) if self.layout.inv_freq else None
-        self._scratch: dict[int, torch.Tensor] = {}
+        self._head_dims = (self.layout.key_head_dim, self.layout.value_head_dim)
+        rope = RopeTable(self.layout.inv_freq) if self.layout.inv_freq else None
+        kernels, heads = get_kernels("numba"), self.layout.num_kv_heads
+        self._readers = tuple(
+            kernels.row_reader(self._pool, self._row_dtype, heads, dim, table)
+            for dim, table in zip(self._head_dims, (rope, None), strict=True)
+        )
+        self._scratch: dict[int, tuple[torch.Tensor, Bits]] = {}
         self._start = 0
 
     def begin_step(self, batch_size: int, tokens: int) -> None:
@@ -93,22 +98,16 @@ class SequenceBatch:
 
         The memory is reused by the next layer's call.
         """
-        heads = self.layout.num_kv_heads
-        dim = self.layout.key_head_dim if kind == KEY else self.layout.value_head_dim
+        heads, dim = self.layout.num_kv_heads, self._head_dims[kind]
         size = heads * self.length * dim
-        out = self._scratch_of(kind, size * len(self.tables))
-        bits = out.view(_TORCH_BITS[self.layout.itemsize]).numpy().view(self._row_dtype.bits_dtype)
+        out, bits = self._scratch_of(kind, size * len(self.tables))
+        read = self._readers[kind]
         for index, tables in enumerate(self.tables):
             rotated = kind == KEY and tables.shared_entries[KEY, layer] > 0
-            self._kernels.gather_rows(
-                self._pool,
+            read(
                 tables.rows[kind, layer, : self.length],
                 tables.deltas[layer, : self.length] if rotated else None,
-                self._row_dtype,
-                heads,
-                dim,
-                bits[index * size : (index + 1) * size].reshape(heads, self.length, dim),
-                self._rope,
+                bits[index * size : (index + 1) * size],
             )
         return out.view(len(self.tables), heads, self.length, dim)
 
@@ -125,13 +124,14 @@ class SequenceBatch:
         self.tables = []
         self.length = 0
 
-    def _scratch_of(self, kind: int, size: int) -> torch.Tensor:
+    def _scratch_of(self, kind: int, size: int) -> tuple[torch.Tensor, Bits]:
         scratch = self._scratch.get(kind)
-        if scratch is None or scratch.numel() < size:
+        if scratch is None or scratch[0].numel() < size:
             # Room for some more steps, so that it is not made anew at each of them.
-            scratch = torch.empty(size + size // 4, dtype=self._dtype)
-            self._scratch[kind] = scratch
-        return scratch[:size]
+            out = torch.empty(size + size // 4, dtype=self._dtype)
+            bits = out.view(_TORCH_BITS[self.layout.itemsize]).numpy()
+            scratch = self._scratch[kind] = out, bits.view(self._row_dtype.bits_dtype)
+        return scratch[0][:size], scratch[1][:size]
 
 
 __all__ = ["KEY", "VALUE", "SequenceBatch"]
