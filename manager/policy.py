@@ -204,23 +204,46 @@ def _short(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _row_policy(name: str, stages: Iterable[tuple[int, float, float]], budget: float) -> Policy:
-    return Policy(name, Mode.ROW, tuple(Stage(*stage) for stage in stages), fidelity_budget=budget)
+# Over the depth of the model: the layers before the last third carry an error farthest.
+_LAYER_SCALE: Final = (1.0, 0.77, 0.53, 0.3, 1.0, 1.0)
+
+
+def _by_age(ages: tuple[int, ...], keys: list[float], values: list[float]) -> tuple[Stage, ...]:
+    return tuple(map(Stage, ages, keys, values))
+
+
+# The older a token, the less its error is felt. Measured: docs/fidelity.md.
+_AGES: Final = (64, 256, 512, 1024)
+_STRICT: Final = _by_age(_AGES, [0.003, 0.01, 0.025, 0.05], [0.015, 0.04, 0.08, 0.15])
+_BALANCED: Final = _by_age(_AGES, [0.007, 0.02, 0.055, 0.11], [0.035, 0.08, 0.18, 0.35])
+_AGGRESSIVE: Final = _by_age(_AGES, [0.015, 0.045, 0.12, 0.24], [0.075, 0.18, 0.38, 0.75])
+
+
+def _row_policy(
+    name: str, stages: tuple[Stage, ...], budget: float, adaptive: Adaptive | None = None
+) -> Policy:
+    return Policy(
+        name,
+        Mode.ROW,
+        stages,
+        layer_scale=_LAYER_SCALE,
+        fidelity_budget=budget,
+        adaptive=adaptive or Adaptive(),
+    )
 
 
 PRESETS: Final[dict[str, Policy]] = {
     policy.name: policy
     for policy in (
-        Policy(
-            "observe", Mode.OBSERVE, (Stage(64, 0.02, 0.10), Stage(512, 0.06, 0.20)),
-            fidelity_budget=0.02,
-        ),
+        replace(_row_policy("observe", _BALANCED, 0.05), mode=Mode.OBSERVE),
         Policy("exact", Mode.EXACT, protected_tokens=0),
-        _row_policy("strict", [(64, 0.01, 0.04)], 0.005),
-        _row_policy("balanced", [(64, 0.02, 0.10), (512, 0.06, 0.20)], 0.02),
-        _row_policy("aggressive", [(64, 0.05, 0.15), (512, 0.10, 0.30)], 0.05),
+        _row_policy("strict", _STRICT, 0.02),
+        _row_policy("balanced", _BALANCED, 0.05),
+        _row_policy("aggressive", _AGGRESSIVE, 0.1),
+        # About strict while memory is plenty, about aggressive when it runs out.
+        _row_policy("adaptive", _BALANCED, 0.1, Adaptive(True, 0.45, 2.15, 0.5, 0.9)),
     )
-}  # fmt: skip
+}
 DEFAULT_POLICY: Final = "exact"
 
 
