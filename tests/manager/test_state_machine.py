@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from memshare.manager.decisions import Candidates
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from memshare.manager.decisions import Candidates, Decision
 from memshare.manager.recovery import Snapshot, SnapshotTable
 from memshare.manager.rows import RowState
 from memshare.manager.state import ManagerState
-from memshare.manager.tables import SHARED
+from memshare.manager.tables import OWN, SHARED
 from memshare.wire.errors import MemshareError
 
 ROWS = 96
@@ -36,7 +36,11 @@ class Sharing(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.open_session("a", 0)
+        for tenant in ("a", "a", ""):
+            session = self.add_session(tenant, 0)
+            for _ in range(2):
+                self.add_request(session, 0)
+                self.grow((session, self.next_request - 1, 0), 3)
 
     def open_sessions(self) -> list[int]:
         return [s.session_id for s in self.state.sessions.values() if not s.closing]
@@ -53,19 +57,30 @@ class Sharing(RuleBasedStateMachine):
         ]
         return data.draw(st.sampled_from(choices)) if choices else None
 
+    @precondition(lambda self: len(self.open_sessions()) < 4)
     @rule(tenant=st.sampled_from(["", "a", "b"]), max_rows=st.sampled_from([0, 0, 20]))
     def open_session(self, tenant: str, max_rows: int) -> None:
+        self.add_session(tenant, max_rows)
+
+    def add_session(self, tenant: str, max_rows: int) -> int:
         self.state.open_session(
             self.next_session, tenant=tenant, num_layers=LAYERS, max_rows=max_rows
         )
         self.leased[self.next_session] = []
         self.next_session += 1
+        return self.next_session - 1
+
+    def add_request(self, session: int, first: int) -> None:
+        self.state.open_request(session, self.next_request, 0, first)
+        self.next_request += 1
 
     @rule(data=st.data(), count=st.integers(-1, 40))
     def lease(self, data: st.DataObject, count: int) -> None:
         session = self.pick_session(data)
-        if session is None:
-            return
+        if session is not None:
+            self.lease_rows(session, count)
+
+    def lease_rows(self, session: int, count: int) -> None:
         free = self.state.row_counts()[RowState.FREE]
         try:
             rows, foreign = self.state.lease(session, count)
@@ -76,6 +91,23 @@ class Sharing(RuleBasedStateMachine):
         if foreign.any():
             self.state.confirm_zeroed(session, rows[foreign])
         self.leased[session] += rows.tolist()
+
+    @rule(data=st.data(), tokens=st.integers(1, 3))
+    def grow_a_request(self, data: st.DataObject, tokens: int) -> None:
+        """What engines mostly do, in one rule, so that there is something to share."""
+        choice = self.pick_request(data)
+        if choice is not None:
+            self.grow(choice, tokens)
+
+    def grow(self, choice: tuple[int, int, int], tokens: int) -> None:
+        count = 2 * LAYERS * tokens
+        if len(self.leased[choice[0]]) < count:
+            self.lease_rows(choice[0], count)
+        rows = np.array(self.leased[choice[0]][:count], np.int32)
+        if len(rows) == count:
+            start = self.state.request(*choice).sealed
+            self.state.seal(*choice, start, rows[: count // 2], rows[count // 2 :])
+            del self.leased[choice[0]][:count]
 
     @rule(data=st.data(), rows=st.lists(st.integers(-2, ROWS + 1), max_size=3))
     def return_any_rows(self, data: st.DataObject, rows: list[int]) -> None:
@@ -98,9 +130,7 @@ class Sharing(RuleBasedStateMachine):
     def open_request(self, data: st.DataObject) -> None:
         session = self.pick_session(data)
         if session is not None:
-            first = data.draw(st.integers(0, 1))
-            self.state.open_request(session, self.next_request, 0, first)
-            self.next_request += 1
+            self.add_request(session, data.draw(st.integers(0, 1)))
 
     @rule(data=st.data(), tokens=st.integers(1, 4))
     def seal(self, data: st.DataObject, tokens: int) -> None:
@@ -139,18 +169,31 @@ class Sharing(RuleBasedStateMachine):
         else:
             raise AssertionError("rows that are not leased were sealed")
 
-    @rule(data=st.data(), approximate=st.booleans(), count=st.integers(1, 12))
-    def propose(self, data: st.DataObject, approximate: bool, count: int) -> None:
+    @rule(data=st.data(), approximate=st.booleans(), answers=st.sampled_from([1, 1, 1, 0]))
+    def propose(self, data: st.DataObject, approximate: bool, answers: int) -> None:
         choice = self.pick_request(data)
         lender = self.pick_request(data)
         if choice is None or lender is None:
             return
         if approximate:
             lender = choice
+        draw = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
+        for _ in range(3):
+            decision = self.propose_some(choice, lender, approximate, draw)
+            if decision is not None and answers:
+                self.answer(decision, draw)
+
+    def propose_some(
+        self,
+        choice: tuple[int, int, int],
+        lender: tuple[int, int, int],
+        approximate: bool,
+        draw: np.random.Generator,
+    ) -> Decision | None:
         table, lending = self.state.request(*choice), self.state.request(*lender)
         if not table.sealed or not lending.sealed:
-            return
-        draw = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
+            return None
+        count = int(draw.integers(1, 20))
         kinds = draw.integers(0, 2, count).astype(np.uint8)
         layers = draw.integers(0, LAYERS, count).astype(np.uint16)
         targets = draw.integers(0, table.sealed, count).astype(np.int32)
@@ -163,27 +206,31 @@ class Sharing(RuleBasedStateMachine):
         )  # fmt: skip
         decision = self.state.propose(*choice, items, approximate=approximate)
         if decision is None:
-            return
+            return None
         chosen, borrower = decision.items, self.state.session(choice[0])
         assert len(np.unique(decision.target_rows)) == len(chosen)
         assert not np.isin(chosen.donor_rows, decision.target_rows).any()
-        giver = self.state.session(lender[0])
+        donor_entries = lending.entries[chosen.kinds, chosen.layers, chosen.donors]
+        assert (donor_entries == OWN).all()
         if lender != choice:
-            assert giver.tenant == borrower.tenant
-            assert giver.tenant
+            assert self.state.session(lender[0]).tenant == borrower.tenant
+            assert borrower.tenant
+        return decision
 
-    @rule(data=st.data(), seed=st.integers(0, 1 << 20), all_refused=st.booleans())
-    def resolve(self, data: st.DataObject, seed: int, all_refused: bool) -> None:
-        if not self.state.pending:
-            return
-        decision = self.state.pending[data.draw(st.sampled_from(sorted(self.state.pending)))]
+    def answer(self, decision: Decision, draw: np.random.Generator) -> None:
         size = len(decision.items)
-        mask = np.random.default_rng(seed).integers(0, 2, 0 if all_refused else size)
+        mask = draw.random(size if draw.random() < 0.9 else 0) < 0.7
         resolution = self.state.resolve(
             decision.session_id, decision.decision_id, mask.astype(np.uint8)
         )
         assert resolution.applied == mask.sum()
         assert resolution.missed == size - mask.sum()
+
+    @precondition(lambda self: self.state.pending)
+    @rule(data=st.data(), seed=st.integers(0, 1 << 20))
+    def resolve(self, data: st.DataObject, seed: int) -> None:
+        decision = self.state.pending[data.draw(st.sampled_from(sorted(self.state.pending)))]
+        self.answer(decision, np.random.default_rng(seed))
 
     @rule(data=st.data())
     def answer_stale(self, data: st.DataObject) -> None:
@@ -226,6 +273,7 @@ class Sharing(RuleBasedStateMachine):
         self.state.step_completed(session, self.step)
         assert self.state.pool.quarantined_by(self.state.session(session).slot) == 0
 
+    @precondition(lambda self: len(self.open_sessions()) > 2)
     @rule(data=st.data())
     def begin_to_close(self, data: st.DataObject) -> None:
         session = self.pick_session(data)
@@ -283,7 +331,7 @@ def snapshot_of(machine: Sharing, session: object) -> Snapshot:
 
 TestSharing = Sharing.TestCase
 TestSharing.settings = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
