@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -169,27 +169,31 @@ def _hints(policy: common_pb2.Policy) -> list[str]:
 
 
 def _fields(policy: common_pb2.Policy) -> list[tuple[str, object]]:
-    adaptive = policy.adaptive
-    fields: list[tuple[str, Any]] = [
+    fields: list[tuple[str, object]] = [
         ("policy", policy.name),
         ("mode", output.enum_name(MODES, policy.mode)),
-        *(
-            (
-                f"from age {stage.min_age:,}",
-                f"K ≤ {stage.key_threshold:.3g}, V ≤ {stage.value_threshold:.3g}",
-            )
-            for stage in policy.stages
-        ),
+    ]
+    if policy.mode == common_pb2.SHARING_MODE_EXACT:
+        return fields
+    fields += [
+        (
+            f"from age {stage.min_age:,}",
+            f"K ≤ {stage.key_threshold:.3g}, V ≤ {stage.value_threshold:.3g}",
+        )
+        for stage in policy.stages
+    ]
+    adaptive = policy.adaptive
+    fields += [
         ("protected tokens", policy.protected_tokens),
         ("fidelity budget", f"{policy.fidelity_budget:.3g}"),
-        ("adaptive", "no"),
-    ]
-    if adaptive.enabled:
-        fields[-1] = (
+        (
             "adaptive",
             f"×{adaptive.min_scale:.3g} at {adaptive.low_watermark:.0%} used to "
-            f"×{adaptive.max_scale:.3g} at {adaptive.high_watermark:.0%}",
-        )
+            f"×{adaptive.max_scale:.3g} at {adaptive.high_watermark:.0%}"
+            if adaptive.enabled
+            else "no",
+        ),
+    ]
     if policy.layer_scale:
         scales = ", ".join(f"{scale:.3g}" for scale in policy.layer_scale)
         fields.append(("scale over depth", scales))
