@@ -98,5 +98,5 @@ def _step(model: Any, attention: str, ids: torch.Tensor, cache: Cache) -> float:
     # Set without Transformers' checks, which would be timed with the step.
     model.config._attn_implementation_internal = attention
     started = time.perf_counter()
-    model(ids, past_key_values=cache)
+    model(ids, cache=cache)
     return time.perf_counter() - started

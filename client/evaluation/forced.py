@@ -46,7 +46,7 @@ def run_forced(
         end = start + chunk.shape[1]
         keep = min(max(0, end - first_wanted), chunk.shape[1])
         arguments: Any = {"logits_to_keep": keep} if keep else {"logits_to_keep": 1}
-        logits = model(chunk, past_key_values=cache, **arguments).logits[0]
+        logits = model(chunk, cache=cache, **arguments).logits[0]
         if keep:
             parts.append(logits[-keep:].float().log_softmax(-1))
         after_chunk(end)

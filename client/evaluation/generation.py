@@ -102,7 +102,7 @@ def generate(
         started = time.perf_counter()
         result.sequences = generation.generate(
             **inputs,
-            past_key_values=cache,
+            cache=cache,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             do_sample=True,
