@@ -46,7 +46,9 @@ def demo(
                 model, policy=mode, runtime_dir=sidecar.runtime.path, tenant=""
             )
             with session, progress_bar("tokens", tokens) as step:
-                runs[mode] = generate(model, tokenizer, PROBLEMS, tokens, session, step)
+                runs[mode] = generate(
+                    model, tokenizer, PROBLEMS, tokens, session, step, lambda: _live_rows(sidecar)
+                )
             cpu[mode] = _cpu_seconds(sidecar) - before
         output.say("fidelity: the first chain's text again, teacher-forced, unshared and shared")
         ids = runs["observe"].sequences[:1, _first_real(runs["observe"], tokenizer) :]
@@ -66,8 +68,8 @@ def demo(
         "chains": len(PROBLEMS),
         "tokens_per_chain": int(shared.sequences.shape[1]),
         "kv_bytes_unshared": shared.kv_bytes,
-        "kv_bytes_shared": shared.kv_bytes - shared.shared_bytes + shared.table_bytes,
-        "saved": shared.saved,
+        "kv_bytes_shared": shared.held_bytes + shared.table_bytes,
+        "saved": 1 - (shared.held_bytes + shared.table_bytes) / shared.kv_bytes,
         "shared_keys": float(shared.by_layer[0].mean()),
         "shared_values": float(shared.by_layer[1].mean()),
         "shared_keys_by_layer": shared.by_layer[0].tolist(),
@@ -105,6 +107,12 @@ def _free_rows(sidecar: Sidecar) -> int:
             time.sleep(0.1)
         # Not divided into rows before the first engine: all of it is free.
         return int(status.rows.free - status.rows.total)
+
+
+def _live_rows(sidecar: Sidecar) -> int:
+    """Rows that some table entry names, by the manager's count."""
+    with sidecar.admin() as admin:
+        return int(admin.status().rows.live)
 
 
 def _cpu_seconds(sidecar: Sidecar) -> float:

@@ -26,7 +26,8 @@ class Generation:
         sequences: int64 `[batch, tokens]`, prompts included.
         prompt_tokens: tokens of the longest prompt, padding included.
         seconds: wall time of the generation.
-        kv_bytes: bytes of all K and V without sharing, private overflow included.
+        kv_bytes: bytes of all K and V without sharing, left padding included.
+        held_bytes: bytes of the rows that the manager counts as live in the end.
         shared_bytes: bytes that sharing gave back, the tables' bytes not counted.
         table_bytes: bytes of the row tables.
         by_layer: share of K and of V rows that are shared, float64 `[2, num_layers]`.
@@ -37,6 +38,7 @@ class Generation:
     prompt_tokens: int
     seconds: float
     kv_bytes: int = 0
+    held_bytes: int = 0
     shared_bytes: int = 0
     table_bytes: int = 0
     by_layer: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
@@ -47,11 +49,6 @@ class Generation:
         """New tokens of all chains per second."""
         batch, length = self.sequences.shape
         return batch * (length - self.prompt_tokens) / self.seconds
-
-    @property
-    def saved(self) -> float:
-        """Saved share of K and V bytes, the tables counted against it."""
-        return (self.shared_bytes - self.table_bytes) / self.kv_bytes
 
 
 class _Watch(StoppingCriteria):
@@ -79,11 +76,13 @@ def generate(
     new_tokens: int,
     session: Session,
     step: Callable[[], object],
+    held_rows: Callable[[], int],
     seed: int = 0,
 ) -> Generation:
     """One chain of `new_tokens` for each problem, sampled, as one batch.
 
-    `step` is called after each step. End-of-text does not stop a chain, so that all are long.
+    `step` is called after each step, `held_rows` in the end, while the rows are still held: the
+    manager's count of them. End-of-text does not stop a chain, so that all are long.
     """
     chats = [
         tokenizer.apply_chat_template(
@@ -116,9 +115,10 @@ def generate(
         session.synchronise()
         tables = cache.batch.tables
         layout = session.layout
-        total = sum(t.length - t.first_token for t in tables)
+        total = sum(t.length for t in tables)
         result.kv_bytes = 2 * layout.num_layers * layout.row_bytes * total
         result.shared_bytes, result.table_bytes = _bytes(session, cache)
+        result.held_bytes = held_rows() * layout.row_bytes
         result.by_layer = np.sum([t.shared_entries for t in tables], axis=0) / total
     return result
 
