@@ -1,4 +1,4 @@
-"""`memshare bench`: speed and endurance, each figure by one command."""
+"""`memshare bench`: speed and endurance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from memshare.client.cli import output
 from memshare.client.cli.options import JsonOption
 from memshare.client.cli.sidecar import running_sidecar
 
-bench = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+bench = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure speed and endurance, each figure by one command.",
+)
 
 
 @bench.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from memshare.wire.errors import InvalidArgument
 class MemShareCache(Cache):
     """Pass it to `model.generate(..., past_key_values=MemShareCache(model))`.
 
-    One cache holds one batch of sequences. Close it (or use it as a context manager) to give
-    its rows back at once; otherwise they go back when the session or the process ends.
+    One cache holds one batch of sequences. Its rows go back when it is closed, leaves a `with`
+    block or is garbage; so does the session, if the cache attached it.
 
     Safety: the cache belongs to one thread. If the sidecar goes away, the generation under way
     finishes without new sharing; a new cache then raises `PoolLost` until a new session is
@@ -60,6 +61,10 @@ class MemShareCache(Cache):
             )
         self.session = session
         self.batch = SequenceBatch(session, model.dtype)
+        # `generate(..., MemShareCache(model))` leaves nobody to close it.
+        self._release = weakref.finalize(
+            self, _release, self.batch, session if self._owns_session else None
+        )
         lazily = attention is not None
         if attention is not None:
             use_attention(model, attention)
@@ -95,11 +100,17 @@ class MemShareCache(Cache):
         self.batch.finish_step()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest `tokens_to_remove` tokens of every sequence (a rollback)."""
-        if not 0 <= tokens_to_remove <= self.batch.length:
-            raise InvalidArgument(f"cannot remove {tokens_to_remove} of {self.batch.length} tokens")
+        """Forget the newest `-tokens_to_remove` tokens of every sequence (a rollback).
+
+        As in Transformers' own caches the number is 0 or negative.
+        """
+        if not -self.batch.length <= tokens_to_remove <= 0:
+            raise InvalidArgument(
+                f"crop({tokens_to_remove}): the cache holds {self.batch.length} tokens, pass 0 "
+                f"to {-self.batch.length}"
+            )
         if tokens_to_remove:
-            self.batch.truncate(self.batch.length - tokens_to_remove)
+            self.batch.truncate(self.batch.length + tokens_to_remove)
 
     def reset(self) -> None:
         """Forget all sequences; their rows go back to the pool."""
@@ -107,9 +118,7 @@ class MemShareCache(Cache):
 
     def close(self) -> None:
         """Give all rows back; detach if this cache attached itself. Safe to call twice."""
-        self.batch.close()
-        if self._owns_session:
-            self.session.detach()
+        self._release()
 
     def __enter__(self) -> MemShareCache:
         return self
@@ -130,6 +139,12 @@ class MemShareCache(Cache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Not supported; see `reorder_cache`."""
         raise NotImplementedError("MemShareCache cannot select among its sequences")
+
+
+def _release(batch: SequenceBatch, own_session: Session | None) -> None:
+    batch.close()
+    if own_session is not None:
+        own_session.detach()
 
 
 class MemShareLayer(CacheLayerMixin):
@@ -166,6 +181,7 @@ class MemShareLayer(CacheLayerMixin):
         self.is_initialized = True
         self._length = batch.length
         if self._lazily:
+            batch.expect_read(layer)
             key_states.memshare_rows = RowView(batch, layer)  # type: ignore[attr-defined]
             return key_states, value_states
         return batch.gather(layer, KEY), batch.gather(layer, VALUE)
