@@ -152,17 +152,19 @@ class Manager:
     async def _follow_absent(self) -> None:
         try:
             while self.absent:
-                before = dict(self.absent)
-                try:
-                    holders = await self.link.holders()
-                except AgentUnavailable:
-                    return
-                for token, absent in before.items():
-                    if token not in holders and self.absent.get(token) is absent:
-                        await self._give_up(token, absent)
+                await self._let_go_of_the_dead()
                 await asyncio.sleep(_POLL_SECONDS)
+        except AgentUnavailable:
+            pass
         finally:
             self._watching_absent = False
+
+    async def _let_go_of_the_dead(self) -> None:
+        before = dict(self.absent)
+        holders = await self.link.holders()
+        for token, absent in before.items():
+            if token not in holders and self.absent.get(token) is absent:
+                await self._give_up(token, absent)
 
     async def _give_up(self, token: bytes, absent: Absent) -> None:
         attached = any(engine.token == token for engine in self.engines.values())
@@ -205,6 +207,8 @@ class Manager:
         else:
             await self._begin(hello.token)
             session_id, epoch = secrets.randbits(48) + 1, 1
+        if self.row_bytes != layout.row_bytes:
+            await self._let_go_of_the_dead()
         state = self._divided_pool(layout, resuming=hello.HasField("resume"))
         session = state.open_session(
             session_id,

@@ -18,7 +18,8 @@ from memshare.wire.packing import INT32, UINT8, UINT32, UINT64, pack, unpack
 
 _log = structlog.get_logger("memshare.manager")
 Answer = manager_pb2.AttachResponse | None
-_MAX_COUNT: Final = (1 << 31) - 1
+# More would not fit into one answer.
+_MAX_COUNT: Final = 1 << 23
 
 
 class MessageHandler:

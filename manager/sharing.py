@@ -135,7 +135,9 @@ class Sharer:
             request_id = next(iter(self._touched))
             del self._touched[request_id]
             table = self._session.requests.get(request_id)
-            if table is not None:
+            if table is None:
+                continue
+            if everything or table.sealed - table.indexed >= self._batch_tokens:
                 await self._index(table)
                 await self._examine(table, everything=everything)
 

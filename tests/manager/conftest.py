@@ -14,7 +14,7 @@ import pytest
 # Test modules share the harness by its plain name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from manager_harness import Engine, Sidecar, running, wait_for  # noqa: E402
+from manager_harness import Engine, Sidecar, running, wait_for
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from memshare.v1 import admin_pb2, admin_pb2_grpc, common_pb2, handoff_pb2, manager_pb2
-from memshare.v1 import manager_pb2_grpc
+from memshare.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    handoff_pb2,
+    manager_pb2,
+    manager_pb2_grpc,
+)
 from memshare.wire import packing, status
 from memshare.wire.errors import MemshareError
 from memshare.wire.handoff import connect_pool
@@ -130,9 +136,7 @@ class Engine:
 
     def __init__(self, sidecar: Sidecar, **hello: Any) -> None:
         self.sidecar = sidecar
-        self.connection = connect_pool(
-            sidecar.runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE
-        )
+        self.connection = connect_pool(sidecar.runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE)
         self.memory = mmap.mmap(self.connection.descriptor, sidecar.pool_bytes)
         self.data = np.frombuffer(self.memory, np.float32).reshape(-1, HEAD)
         self.options = hello
@@ -155,7 +159,11 @@ class Engine:
         self.sequence = 0
         self.channel = grpc.insecure_channel(
             f"unix:{self.sidecar.runtime.manager_socket}",
-            options=[("grpc.use_local_subchannel_pool", 1)],
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_receive_message_length", 64 << 20),
+                ("grpc.max_send_message_length", -1),
+            ],
         )
         self.stub = manager_pb2_grpc.ManagerServiceStub(self.channel)
         self.outbox.put(first or manager_pb2.AttachRequest(hello=self.hello(**changes)))
@@ -209,6 +217,8 @@ class Engine:
             if answer.HasField("share_decision"):
                 self.decisions.append(answer.share_decision)
             elif answer.HasField("rejected"):
+                if answer.sequence == sequence and refusal:
+                    break
                 refusal = refusal or status.from_details(
                     answer.rejected.message, answer.rejected.details, MemshareError
                 )
@@ -237,17 +247,18 @@ class Engine:
             )
         )
 
-    def seal(
-        self, request: int, rows: np.ndarray, start: int = 0, generation: int = 0
-    ) -> None:
+    def seal(self, request: int, rows: np.ndarray, start: int = 0, generation: int = 0) -> None:
         """Seal whole tokens; `rows` is [2, layers, tokens] flat."""
         half = len(rows) // 2
         self.send(
             seal_tokens=manager_pb2.SealTokens(
-                request_id=request, generation=generation, start=start,
-                num_tokens=half // LAYERS, key_rows=pack(rows[:half], INT32),
+                request_id=request,
+                generation=generation,
+                start=start,
+                num_tokens=half // LAYERS,
+                key_rows=pack(rows[:half], INT32),
                 value_rows=pack(rows[half:], INT32),
-            )  # fmt: skip
+            )
         )
 
     def fill(self, request: int, tokens: int, repeat: int = 0, seed: int = 0) -> np.ndarray:
@@ -304,6 +315,13 @@ class Engine:
     def drop_connection(self) -> None:
         self.channel.close()
         self.connection.close()
+
+
+def drain(inbox: queue.SimpleQueue[Any]) -> MemshareError:
+    """What a stream ended with."""
+    while not isinstance(answer := inbox.get(timeout=10), MemshareError):
+        pass
+    return answer
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from memshare.manager.__main__ import main
 from memshare.manager.config import load_settings
 from memshare.manager.policy import Mode
@@ -71,7 +72,7 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_files_that_are_not_ours_are_refused(tmp_path: Path, text: str) -> None:
     config = tmp_path / "c.toml"
     config.write_text(text)
-    with pytest.raises(InvalidArgument, match="c.toml"):
+    with pytest.raises(InvalidArgument, match=r"c\.toml"):
         load_settings(config)
 
 

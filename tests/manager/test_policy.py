@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from memshare.manager.policy import PRESETS, Adaptive, Mode, Policy, Stage, preset
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
@@ -71,7 +72,13 @@ def test_layer_scale_is_interpolated_over_the_depth() -> None:
 
 def test_the_adaptive_scale_follows_the_used_share_within_its_bounds() -> None:
     policy = row_policy(adaptive=Adaptive(True, 0.5, 1.5, 0.5, 0.9))
-    assert [round(policy.scale(used), 6) for used in (0, 0.5, 0.7, 0.9, 1)] == [0.5, 0.5, 1, 1.5, 1.5]
+    assert [round(policy.scale(used), 6) for used in (0, 0.5, 0.7, 0.9, 1)] == [
+        0.5,
+        0.5,
+        1,
+        1.5,
+        1.5,
+    ]
     step = row_policy(adaptive=Adaptive(True, 0.5, 1.5, 0.8, 0.8))
     assert (step.scale(0.7), step.scale(0.8)) == (0.5, 1.5)
     assert row_policy().scale(1.0) == 1.0

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from memshare.manager.decisions import Candidates
 from memshare.manager.recovery import Snapshot, SnapshotTable
 from memshare.manager.rows import RowState

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from memshare.manager.decisions import Candidates, Decision
 from memshare.manager.recovery import Snapshot, SnapshotTable
 from memshare.manager.rows import RowState
@@ -322,16 +323,21 @@ def snapshot_of(machine: Sharing, session: object) -> Snapshot:
     for table in session.requests.values():  # type: ignore[attr-defined]
         snapshot.tables.append(
             SnapshotTable(
-                table.request_id, table.generation, table.first_token, table.rows[0].ravel(),
-                table.rows[1].ravel(), (table.entries == SHARED).ravel(), table.error,
-            )  # fmt: skip
+                table.request_id,
+                table.generation,
+                table.first_token,
+                table.rows[0].ravel(),
+                table.rows[1].ravel(),
+                (table.entries == SHARED).ravel(),
+                table.error,
+            )
         )
     return snapshot
 
 
 TestSharing = Sharing.TestCase
 TestSharing.settings = settings(
-    max_examples=120,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

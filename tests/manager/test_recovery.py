@@ -1,0 +1,237 @@
+"""A manager that starts under running engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import pytest
+from manager_harness import LAYERS, PER_TOKEN, Engine, Sidecar, drain, wait_for
+
+from memshare.v1 import manager_pb2
+from memshare.wire import status
+from memshare.wire.errors import (
+    InvalidArgument,
+    MemshareError,
+    Recovering,
+    RowNotHeld,
+    StaleGeneration,
+    TokenRefused,
+    UnknownSession,
+)
+from memshare.wire.packing import INT32, UINT8, pack
+
+
+def resume(engine: Engine) -> None:
+    point = manager_pb2.Resume(session_id=engine.welcome.session_id, epoch=engine.welcome.epoch)
+    engine.attach(resume=point)
+
+
+def table_part(
+    request: int, rows: np.ndarray, shared: np.ndarray | None = None
+) -> manager_pb2.SnapshotTable:
+    half = len(rows) // 2
+    flags = np.zeros(len(rows), np.uint8) if shared is None else shared
+    return manager_pb2.SnapshotTable(
+        request_id=request, generation=0, num_tokens=half // LAYERS,
+        key_rows=pack(rows[:half], INT32), value_rows=pack(rows[half:], INT32),
+        shared=pack(flags, UINT8), accumulated_error=0.25 if flags.any() else 0,
+    )  # fmt: skip
+
+
+def snapshot(
+    engine: Engine, leases: np.ndarray | None = None,
+    *tables: manager_pb2.SnapshotTable, **changes: int,
+) -> manager_pb2.SnapshotResponse:  # fmt: skip
+    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch, **changes}
+    parts = [manager_pb2.SnapshotRequest(**name)]
+    if leases is not None:
+        lease = manager_pb2.SnapshotLease(rows=pack(leases, INT32))
+        parts.append(manager_pb2.SnapshotRequest(**name, lease=lease))
+    parts += [manager_pb2.SnapshotRequest(**name, table=table) for table in tables]
+    try:
+        return engine.stub.Snapshot(iter(parts), timeout=10)
+    except grpc.RpcError as failure:
+        raise status.from_rpc_error(failure) from None
+
+
+def restart(sidecar: Sidecar) -> None:
+    sidecar.kill("manager")
+    sidecar.start_manager()
+    wait_for(sidecar.serves, "the new manager")
+
+
+def test_counts_are_rebuilt_from_the_engines_and_proven(fresh: Callable[..., Sidecar]) -> None:
+    sidecar = fresh()
+    engines = [Engine(sidecar), Engine(sidecar)]
+    rows = [engine.fill(1, 32, repeat=8, seed=number) for number, engine in enumerate(engines)]
+    leases = [engine.lease(6) for engine in engines]
+    tables = []
+    for engine, mine in zip(engines, rows, strict=True):
+        engine.sync()
+        table, shared = mine.reshape(2, LAYERS, 32).copy(), np.zeros((2, LAYERS, 32), np.uint8)
+        for decision in engine.decisions:
+            where = tuple(
+                np.frombuffer(column, dtype)
+                for column, dtype in (
+                    (decision.kinds, "u1"), (decision.layers, "<u2"), (decision.targets, "<i4"),
+                )
+            )  # fmt: skip
+            table[where] = np.frombuffer(decision.donor_rows, "<i4")
+            shared[where] = 1
+            engine.answer(decision)
+        assert shared.any()
+        engine.step(1)
+        engine.sync()
+        tables.append((table.ravel(), shared.ravel()))
+    before = sidecar.counts()
+
+    restart(sidecar)
+    state = sidecar.status()
+    assert state.state == "recovering"
+    assert list(state.awaited_pids) == [os.getpid()] * 2
+
+    newcomer = None
+    with pytest.raises(Recovering):
+        newcomer = Engine(sidecar)
+    assert newcomer is None
+    ids = [engine.welcome.session_id for engine in engines]
+    for number, engine in enumerate(engines):
+        resume(engine)
+        assert engine.welcome.session_id == ids[number]
+        assert engine.welcome.epoch == 2
+        assert engine.welcome.snapshot_required
+        assert isinstance(engine.refused(lease_rows=manager_pb2.LeaseRows(count=1)), Recovering)
+        answer = snapshot(engine, leases[number], table_part(1, *tables[number]))
+        assert answer.leased_rows == 6
+        sidecar.check()
+        if number == 0:
+            refusal = engine.refused(lease_rows=manager_pb2.LeaseRows(count=1))
+            assert isinstance(refusal, Recovering)
+            assert refusal.retry_after
+    assert sidecar.counts() == before
+    assert sidecar.status().state == "serving"
+    engines[0].lease(1)
+    for engine in engines:
+        engine.sync()
+        engine.goodbye()
+    assert sidecar.all_free()
+
+
+def test_grants_wait_until_an_engine_is_back_or_gone(fresh: Callable[..., Sidecar]) -> None:
+    sidecar = fresh()
+    lost, back = Engine(sidecar), Engine(sidecar)
+    lost.fill(1, 4)
+    lost.sync()
+    restart(sidecar)
+    resume(back)
+    snapshot(back)
+    with pytest.raises(Recovering, match=f"pids \\[{os.getpid()}\\]"):
+        back.lease(1)
+    lost.drop_connection()
+    wait_for(lambda: sidecar.status().state == "serving", "the end of recovery")
+    assert len(back.lease(1)) == 1
+    back.goodbye()
+
+
+def test_an_engine_that_begins_anew_is_not_waited_for(fresh: Callable[..., Sidecar]) -> None:
+    sidecar = fresh()
+    engine = Engine(sidecar)
+    engine.lease(4)
+    restart(sidecar)
+    assert sidecar.status().awaited_pids
+    engine.attach()
+    assert not engine.welcome.snapshot_required
+    assert not sidecar.status().awaited_pids
+    assert len(engine.lease(4)) == 4
+    engine.goodbye()
+
+
+def test_resuming_twice_is_resuming_once(fresh: Callable[..., Sidecar]) -> None:
+    sidecar = fresh()
+    engine = Engine(sidecar)
+    rows = engine.fill(1, 8)
+    engine.sync()
+    restart(sidecar)
+    for epoch in (2, 3):
+        resume(engine)
+        assert engine.welcome.epoch == epoch
+    snapshot(engine, None, table_part(1, rows))
+    for epoch in (4, 5):  # from a session that is whole
+        old, name = engine.inbox, engine.welcome.session_id
+        resume(engine)
+        ending = drain(old)
+        assert isinstance(ending, StaleGeneration)
+        assert "attached anew" in str(ending)
+        assert (engine.welcome.session_id, engine.welcome.epoch) == (name, epoch)
+        snapshot(engine, None, table_part(1, rows))
+    assert sidecar.counts()[2] == 8 * PER_TOKEN
+    sidecar.check()
+    engine.goodbye()
+    assert sidecar.all_free()
+
+
+def test_a_broken_stream_is_resumed_by_the_same_process(sidecar: Sidecar, engine: Engine) -> None:
+    rows = engine.fill(1, 8)
+    engine.sync()
+    engine.break_stream()
+    resume(engine)
+    assert engine.welcome.snapshot_required
+    with pytest.raises(StaleGeneration):
+        snapshot(engine, epoch=1)
+    snapshot(engine, None, table_part(1, rows))
+    assert sidecar.counts()[2] == 8 * PER_TOKEN
+    with pytest.raises(InvalidArgument, match="nothing to restore"):
+        snapshot(engine, None, table_part(1, rows))
+    engine.close([1])
+    engine.sync()
+    engine.goodbye()
+
+
+def test_a_released_session_cannot_be_resumed(sidecar: Sidecar, engine: Engine) -> None:
+    engine.outbox.put(None)
+    engine.reader.join(10)
+    with pytest.raises(UnknownSession, match="attach anew"):
+        resume(engine)
+    with pytest.raises(UnknownSession):
+        snapshot(engine)
+
+
+def test_a_session_is_resumed_with_its_own_token_only(sidecar: Sidecar, engine: Engine) -> None:
+    other = Engine(sidecar)
+    open_call, other.welcome.session_id = other.call, engine.welcome.session_id
+    with pytest.raises(TokenRefused, match="another"):
+        resume(other)
+    open_call.cancel()
+    other.vanish()
+    engine.sync()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda rows: rows[[0, 0, *range(2, len(rows))]], InvalidArgument),
+        (lambda rows: rows - 1, InvalidArgument),
+        (lambda rows: rows + 40, RowNotHeld),
+    ],
+)
+def test_a_wrong_snapshot_changes_nothing_and_may_be_sent_again(
+    sidecar: Sidecar, engine: Engine, change: Callable[[np.ndarray], np.ndarray],
+    kind: type[MemshareError],
+) -> None:  # fmt: skip
+    rows = engine.fill(1, 8)
+    other = Engine(sidecar)
+    other.lease(40)
+    engine.sync()
+    engine.break_stream()
+    resume(engine)
+    with pytest.raises(kind):
+        snapshot(engine, None, table_part(1, change(rows)))
+    assert sidecar.counts()[1:3] == (40, 0)
+    assert sidecar.status().state == "recovering"
+    snapshot(engine, None, table_part(1, rows))
+    assert sidecar.counts()[1:3] == (40, 8 * PER_TOKEN)
+    assert sidecar.status().state == "serving"
+    other.vanish()
