@@ -73,7 +73,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             worker_pid=worker.worker_pid if link.worker_epoch else 0,
             worker_cpu_seconds=worker.cpu_seconds,
             worker_restarts=link.worker_restarts,
-            awaited_pids=manager.awaited_pids(),
+            awaited_pids=manager.absent.awaited_pids(),
         )
 
     def _rows(self) -> admin_pb2.RowCounts:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from memshare.manager.rows import RETRY_AFTER as RETRY_AFTER
 from memshare.manager.rows import Mask, Rows
 from memshare.manager.tables import KEY, OWN, PENDING, SHARED, RequestTable
 from memshare.wire.errors import InvalidArgument, StaleGeneration
 
 if TYPE_CHECKING:
-    from memshare.manager.state import ManagerState, Session
+    from memshare.manager.sessions import Session
+    from memshare.manager.state import ManagerState
 
 Ids = npt.NDArray[Any]
 

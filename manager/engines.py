@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from memshare.manager.policy import Policy
+from memshare.manager.policy import Policy, preset
+from memshare.manager.sessions import Session
 from memshare.manager.sharing import Sharer
-from memshare.manager.state import ManagerState, Session
+from memshare.manager.state import ManagerState
 from memshare.v1 import manager_pb2
 from memshare.wire.errors import MemshareError
 from memshare.wire.layout import RowLayout
@@ -42,7 +43,6 @@ class Engine:
     departed: asyncio.Event = field(default_factory=asyncio.Event)
     zeroing: asyncio.Task[None] | None = None
     sharer: Sharer | None = None
-    sharer_task: asyncio.Task[None] | None = None
 
     @property
     def session_id(self) -> int:
@@ -59,6 +59,14 @@ class Engine:
         """Why `narrowed` is not `policy`; empty if it is."""
         return self.obstacle if self.narrowed is not self.policy else ""
 
+    def follow(self, policy: Policy) -> None:
+        """Share by another policy from now on, and say so."""
+        self.policy = policy
+        if self.sharer:
+            self.sharer.set_policy(self.narrowed)
+        news = manager_pb2.PolicyChanged(policy=self.narrowed.to_proto(), mode_reason=self.reason)
+        self.tell(manager_pb2.AttachResponse(policy_changed=news))
+
     def fail(self, error: MemshareError) -> None:
         """End the stream with this error."""
         if not self.failure.done():
@@ -68,6 +76,18 @@ class Engine:
         """Send news, unless the engine has stopped reading."""
         if not self.outbox.full():
             self.outbox.put_nowait(message)
+
+
+def requested_policy(hello: manager_pb2.Hello, default: Policy) -> tuple[Policy, bool]:
+    """The policy a session asks for, and whether it follows the default.
+
+    Raises `InvalidArgument` for one that is wrong or unknown.
+    """
+    if hello.HasField("policy"):
+        return Policy.from_proto(hello.policy), False
+    if hello.HasField("policy_name"):
+        return preset(hello.policy_name), False
+    return default, True
 
 
 def row_mode_obstacle(hello: manager_pb2.Hello) -> str:

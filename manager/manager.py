@@ -6,18 +6,19 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
+from memshare.manager.absent import RETRY_AFTER, AbsentEngines
 from memshare.manager.agent_link import AgentLink
 from memshare.manager.config import ManagerSettings
-from memshare.manager.engines import Engine, row_mode_obstacle
-from memshare.manager.policy import Mode, Policy, preset
+from memshare.manager.engines import Engine, requested_policy, row_mode_obstacle
+from memshare.manager.policy import Mode, Policy
 from memshare.manager.recovery import Snapshot
+from memshare.manager.sessions import Session
 from memshare.manager.sharing import Sharer
-from memshare.manager.state import ManagerState, Session
+from memshare.manager.state import ManagerState
 from memshare.v1 import common_pb2, manager_pb2
 from memshare.wire.errors import (
     AgentUnavailable,
@@ -25,7 +26,6 @@ from memshare.wire.errors import (
     InvalidArgument,
     LayoutMismatch,
     PoolLost,
-    Recovering,
     StaleGeneration,
     TokenRefused,
     UnknownSession,
@@ -35,22 +35,8 @@ from memshare.wire.runtime import RuntimeDirectory
 from memshare.wire.tokens import verify_token
 from memshare.wire.version import agree_protocol
 
-_POLL_SECONDS: Final = 0.1
-_RETRY_AFTER: Final = 0.2
 _MAX_ROWS: Final = (1 << 31) - 1
 _log = structlog.get_logger("memshare.manager")
-
-
-@dataclass
-class Absent:
-    """An engine that maps the pool and has no stream.
-
-    With a `session` its rows are still counted; without, nobody knows which rows it uses, and
-    none may be granted.
-    """
-
-    pid: int
-    session: Session | None = None
 
 
 class Manager:
@@ -62,12 +48,10 @@ class Manager:
         self.state: ManagerState | None = None
         self.row_bytes = 0
         self.engines: dict[int, Engine] = {}
-        self.absent: dict[bytes, Absent] = {}
         self.draining = False
         self.started = time.monotonic()
-        self.pool_seen = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watching_absent = False
+        self._index_closings: set[asyncio.Task[None]] = set()
         self._unproven = False
         self.link = AgentLink(
             RuntimeDirectory(settings.runtime_dir),
@@ -75,6 +59,7 @@ class Manager:
             self._pool_lost,
             self._worker_ready,
         )
+        self.absent = AbsentEngines(self.link.holders, self._give_back, self._note_recovered)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the stream that caused it."""
@@ -87,17 +72,14 @@ class Manager:
 
     def _pool_found(self, holders: dict[bytes, int]) -> None:
         self.state, self.row_bytes = None, 0
-        self.absent = {token: Absent(pid) for token, pid in holders.items()}
         self._unproven = bool(holders)
         if holders:
             _log.warning("waiting for engines to come back", pids=sorted(holders.values()))
-        self._watch_absent()
-        self.pool_seen.set()
+        self.absent.expect(holders)
 
     def _pool_lost(self) -> None:
-        self.pool_seen.clear()
         self.state, self.row_bytes = None, 0
-        self.absent.clear()
+        self.absent.expect({})
         for engine in self.engines.values():
             engine.fail(PoolLost("the owner of the pool is gone, and its memory with it"))
 
@@ -109,15 +91,18 @@ class Manager:
     @property
     def pool(self) -> common_pb2.PoolDescriptor:
         """The pool as it is divided now. Raises `AgentUnavailable` without an owner."""
-        if self.link.pool is None:
-            raise AgentUnavailable(
-                f"no memory owner answers at {self.link.owner_socket}", retry_after=_RETRY_AFTER
-            )
         pool = common_pb2.PoolDescriptor()
-        pool.CopyFrom(self.link.pool)
+        pool.CopyFrom(self._require_pool())
         pool.row_bytes = self.row_bytes
         pool.num_rows = self.state.pool.num_rows if self.state else 0
         return pool
+
+    def _require_pool(self) -> common_pb2.PoolDescriptor:
+        if self.link.pool is None:
+            raise AgentUnavailable(
+                f"no memory owner answers at {self.link.owner_socket}", retry_after=RETRY_AFTER
+            )
+        return self.link.pool
 
     @property
     def state_name(self) -> str:
@@ -126,66 +111,24 @@ class Manager:
             return "draining"
         if self.link.pool is None:
             return "no-agent"
-        return "recovering" if self.awaited_pids() else "serving"
+        return "recovering" if self.absent.awaited_pids() else "serving"
 
     # Recovery
 
-    def awaited_pids(self) -> list[int]:
-        """Engines whose rows nobody knows: they hold the pool and have not come back."""
-        return sorted(absent.pid for absent in self.absent.values() if absent.session is None)
-
-    def require_recovered(self) -> None:
-        """Raise `Recovering` while rows may be in use that are not counted."""
-        pids = self.awaited_pids()
-        if pids:
-            raise Recovering(
-                f"waiting for engines that used the pool before this manager: pids {pids}",
-                retry_after=_RETRY_AFTER,
-                pids=pids,
-            )
-
-    def _watch_absent(self) -> None:
-        if self.absent and not self._watching_absent:
-            self._watching_absent = True
-            self.spawn(self._follow_absent())
-
-    async def _follow_absent(self) -> None:
-        try:
-            while self.absent:
-                await self._let_go_of_the_dead()
-                await asyncio.sleep(_POLL_SECONDS)
-        except AgentUnavailable:
-            pass
-        finally:
-            self._watching_absent = False
-
-    async def _let_go_of_the_dead(self) -> None:
-        before = dict(self.absent)
-        holders = await self.link.holders()
-        for token, absent in before.items():
-            if token not in holders and self.absent.get(token) is absent:
-                await self._give_up(token, absent)
-
-    async def _give_up(self, token: bytes, absent: Absent) -> None:
-        attached = any(engine.token == token for engine in self.engines.values())
-        if attached:
-            return
-        del self.absent[token]
-        _log.info("engine is gone", pid=absent.pid)
-        if absent.session and self.state:
-            await self._close_session(self.state, absent.session.session_id)
-        self._note_recovered()
-
     def _note_recovered(self) -> None:
-        if self.state and self._unproven and not self.awaited_pids():
+        if self.state and self._unproven and not self.absent.awaited_pids():
             self._unproven = False
             _log.info("recovered", rows=self.state.row_counts())
             for error in self.state.check_integrity():
                 _log.error("integrity", error=error)
 
-    async def _close_session(self, state: ManagerState, session_id: int) -> None:
-        state.close_session(session_id)
-        while not state.close_slice(session_id):
+    async def _give_back(self, session: Session) -> None:
+        """Release all rows of a session, in slices between which others get their turn."""
+        state, session_id = self.state, session.session_id
+        while state is not None and state.sessions.get(session_id) is session:
+            if not session.closing:
+                state.close_session(session_id)
+            state.close_slice(session_id)
             await asyncio.sleep(0)
 
     # Engines
@@ -197,18 +140,20 @@ class Manager:
         protocol = agree_protocol(
             hello.min_protocol, hello.max_protocol, "the engine", hello.client_version
         )
-        if self.link.pool is None:
-            _ = self.pool
+        self._require_pool()
         peer = verify_token(self.link.token_key, hello.token)
         layout = RowLayout.from_proto(hello.layout)
-        policy, follows_default = self._policy_of(hello)
+        policy, follows_default = requested_policy(hello, self.default_policy)
         if hello.HasField("resume"):
             session_id, epoch = await self._resume(hello, hello.resume)
         else:
+            self._require_unused(hello.token)
             await self._begin(hello.token)
             session_id, epoch = secrets.randbits(48) + 1, 1
         if self.row_bytes != layout.row_bytes:
-            await self._let_go_of_the_dead()
+            await self._finish_departures()
+        # Much may have happened while others were waited for; from here on nothing does.
+        self._require_unused(hello.token)
         state = self._divided_pool(layout, resuming=hello.HasField("resume"))
         session = state.open_session(
             session_id,
@@ -227,27 +172,27 @@ class Manager:
             state, session, layout, engine.narrowed, self.link, engine.outbox.put,
             batch_tokens=self.settings.batch_tokens, candidates=self.settings.candidates,
         )  # fmt: skip
-        engine.sharer_task = self.spawn(engine.sharer.run())
-        engine.sharer.wake()
+        engine.sharer.start()
         _log.info(
             "engine attached", session=session_id, epoch=epoch, pid=peer.pid,
             engine=hello.engine, policy=engine.narrowed.name, reason=engine.reason,
         )  # fmt: skip
         return engine, protocol
 
-    def _policy_of(self, hello: manager_pb2.Hello) -> tuple[Policy, bool]:
-        if hello.HasField("policy"):
-            return Policy.from_proto(hello.policy), False
-        if hello.HasField("policy_name"):
-            return preset(hello.policy_name), False
-        return self.default_policy, True
-
-    async def _begin(self, token: bytes) -> None:
+    def _require_unused(self, token: bytes) -> None:
         if any(engine.token == token for engine in self.engines.values()):
             raise TokenRefused("the session token is in use by an open session")
-        absent = self.absent.pop(token, None)
-        if absent and absent.session and self.state:
-            await self._close_session(self.state, absent.session.session_id)
+
+    async def _finish_departures(self) -> None:
+        """See whether the last session is really gone, so that the pool may be divided anew."""
+        await self.absent.let_go_of_the_dead()
+        if self._index_closings:
+            await asyncio.wait(self._index_closings)
+
+    async def _begin(self, token: bytes) -> None:
+        absent = self.absent.remove(token)
+        if absent and absent.session:
+            await self._give_back(absent.session)
 
     async def _resume(
         self, hello: manager_pb2.Hello, resume: manager_pb2.Resume
@@ -271,20 +216,17 @@ class Manager:
         self._unproven = True
         if known is None:
             return resume.session_id, resume.epoch + 1
-        if self.state is not None:
-            await self._close_session(self.state, known.session_id)
+        await self._give_back(known)
         if known.session_id != resume.session_id:
             raise TokenRefused("the session token belongs to another session")
         return resume.session_id, max(resume.epoch, known.epoch) + 1
 
     def _divided_pool(self, layout: RowLayout, *, resuming: bool) -> ManagerState:
-        pool = self.link.pool
-        if pool is None:
-            raise AgentUnavailable("the memory owner is gone", retry_after=_RETRY_AFTER)
+        pool = self._require_pool()
         if self.state is not None and self.row_bytes == layout.row_bytes:
             return self.state
         if not resuming:
-            self.require_recovered()
+            self.absent.require_none_awaited()
         if self.state is not None and (self.state.sessions or self.absent):
             raise LayoutMismatch(
                 f"the pool is divided into rows of {self.row_bytes} bytes, this engine's rows "
@@ -307,11 +249,10 @@ class Manager:
         approximate = engine.narrowed.mode is not Mode.EXACT
         engine.state.restore(engine.session_id, snapshot, approximate=approximate)
         engine.snapshot_required = False
-        self.absent.pop(engine.token, None)
+        self.absent.remove(engine.token)
         for request_id in engine.session.requests:
             if engine.sharer:
                 engine.sharer.sealed(request_id)
-        self._note_recovered()
 
     async def depart(self, engine: Engine, *, goodbye: bool) -> None:
         """End of a stream.
@@ -321,26 +262,23 @@ class Manager:
         """
         if engine.zeroing:
             await asyncio.wait([engine.zeroing])
-        if engine.sharer_task:
-            engine.sharer_task.cancel()
         if engine.sharer:
-            self.spawn(engine.sharer.close())
+            closing = self.spawn(engine.sharer.close())
+            self._index_closings.add(closing)
+            closing.add_done_callback(self._index_closings.discard)
         try:
             if engine.state is not self.state:
                 return
-            absent = self.absent.get(engine.token)
+            if goodbye or engine.snapshot_required:
+                await self._give_back(engine.session)
+            else:
+                self.absent.add(engine.token, engine.pid, engine.session)
             if goodbye:
-                self.absent.pop(engine.token, None)
-                await self._close_session(engine.state, engine.session_id)
-            elif engine.snapshot_required:
-                await self._close_session(engine.state, engine.session_id)
-            elif absent is None:
-                self.absent[engine.token] = Absent(engine.pid, engine.session)
+                self.absent.remove(engine.token)
         finally:
             self.engines.pop(engine.session_id, None)
             engine.departed.set()
             _log.info("engine detached", session=engine.session_id, goodbye=goodbye)
-        self._watch_absent()
 
     # Policy
 
@@ -356,13 +294,7 @@ class Manager:
             self.default_policy = policy
             changed = [engine for engine in self.engines.values() if engine.follows_default]
         for engine in changed:
-            engine.policy = policy
-            if engine.sharer:
-                engine.sharer.set_policy(engine.narrowed)
-            news = manager_pb2.PolicyChanged(
-                policy=engine.narrowed.to_proto(), mode_reason=engine.reason
-            )
-            engine.tell(manager_pb2.AttachResponse(policy_changed=news))
+            engine.follow(policy)
         return len(changed)
 
     def drain(self, reason: str) -> None:

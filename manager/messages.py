@@ -66,7 +66,7 @@ class MessageHandler:
     async def _lease(self, request: manager_pb2.AttachRequest) -> Answer:
         if self._manager.draining:
             raise Draining("the manager is stopping", retry_after=1.0)
-        self._manager.require_recovered()
+        self._manager.absent.require_none_awaited()
         count = request.lease_rows.count
         if count > _MAX_COUNT:
             raise InvalidArgument(f"count is {count}, must be 1 to {_MAX_COUNT}", field="count")

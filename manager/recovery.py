@@ -12,7 +12,8 @@ from memshare.manager.tables import OWN, SHARED, RequestTable
 from memshare.wire.errors import InvalidArgument, PoolExhausted, RowNotHeld
 
 if TYPE_CHECKING:
-    from memshare.manager.state import ManagerState, Session
+    from memshare.manager.sessions import Session
+    from memshare.manager.state import ManagerState
 
 
 @dataclass(frozen=True)

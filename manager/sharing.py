@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from memshare.manager import search
 from memshare.manager.agent_link import AgentLink
 from memshare.manager.policy import Mode, Policy
-from memshare.manager.state import ManagerState, Session
+from memshare.manager.sessions import Session
+from memshare.manager.state import ManagerState
 from memshare.manager.tables import RequestTable
 from memshare.v1 import agent_pb2, manager_pb2
 from memshare.wire.errors import AgentUnavailable, MemshareError, WorkerRestarted
@@ -52,7 +53,10 @@ class Sharer:
         self._batch_tokens = batch_tokens
         self._candidates = candidates
         self._policy = policy
-        self._epoch = 0
+        # Epoch in which the index is whole, and the last in which it was opened at all.
+        self._epoch = self._opened = 0
+        self._task: asyncio.Task[None] | None = None
+        self._calling = self._stopped = False
         self._wake = asyncio.Event()
         self._touched: dict[int, None] = {}
         self._dropped: dict[int, tuple[int, int]] = {}
@@ -94,8 +98,12 @@ class Sharer:
             self._touched[table.request_id] = None
         self._wake.set()
 
-    async def run(self) -> None:
-        """Work until cancelled."""
+    def start(self) -> None:
+        """Work, beside whatever else runs, until `close`."""
+        self._task = asyncio.create_task(self._run())
+        self._wake.set()
+
+    async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -110,16 +118,36 @@ class Sharer:
                 self._epoch = 0
                 _log.error("search refused", session=self._session.session_id, error=str(error))
                 asyncio.get_running_loop().call_later(_BACKOFF_SECONDS, self._wake.set)
+            except Exception:
+                self._epoch = 0
+                _log.exception("search failed", session=self._session.session_id)
+                asyncio.get_running_loop().call_later(_BACKOFF_SECONDS, self._wake.set)
             for sequence in syncs:
                 await self._send(
                     manager_pb2.AttachResponse(sequence=sequence, synced=manager_pb2.Synced())
                 )
 
+    async def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        self._calling = True
+        try:
+            response = await self._link.call(method, request)
+        finally:
+            self._calling = False
+        if self._stopped:
+            raise asyncio.CancelledError
+        return response
+
     async def close(self) -> None:
-        """Let the worker forget the session."""
-        if self._epoch and self._epoch == self._link.worker_epoch:
+        """Stop, and let the worker forget the session."""
+        self._stopped = True
+        if self._task is not None:
+            # The worker would finish a call that is cancelled here, perhaps after CloseIndex.
+            if not self._calling:
+                self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._opened and self._opened == self._link.worker_epoch:
             request = agent_pb2.CloseIndexRequest(
-                worker_epoch=self._epoch, session_id=self._session.session_id
+                worker_epoch=self._opened, session_id=self._session.session_id
             )
             try:
                 await self._link.call(self._link.stub.CloseIndex, request)
@@ -149,7 +177,7 @@ class Sharer:
         self._dropped.clear()
         self._known.clear()
         close = agent_pb2.CloseIndexRequest(worker_epoch=epoch, session_id=session_id)
-        await self._link.call(self._link.stub.CloseIndex, close)
+        await self._call(self._link.stub.CloseIndex, close)
         open_ = agent_pb2.OpenIndexRequest(
             worker_epoch=epoch,
             session_id=session_id,
@@ -157,7 +185,8 @@ class Sharer:
             row_bytes=self._layout.row_bytes,
             tenant=self._session.tenant,
         )
-        await self._link.call(self._link.stub.OpenIndex, open_)
+        self._opened = epoch
+        await self._call(self._link.stub.OpenIndex, open_)
         for table in self._session.requests.values():
             table.indexed = 0
             self._touched[table.request_id] = None
@@ -176,7 +205,7 @@ class Sharer:
                 keep_tokens=pack([keep for keep, _ in dropped.values()], UINT32),
                 generations=pack([generation for _, generation in dropped.values()], UINT32),
             )
-            await self._link.call(self._link.stub.DropRequests, request)
+            await self._call(self._link.stub.DropRequests, request)
 
     async def _index(self, table: RequestTable) -> None:
         while table.indexed < table.sealed:
@@ -200,7 +229,7 @@ class Sharer:
             )
             table.indexed = start + tokens
             self._known.add(table.request_id)
-            await self._link.call(self._link.stub.IndexRows, request)
+            await self._call(self._link.stub.IndexRows, request)
 
     def _is_open(self, table: RequestTable, generation: int) -> bool:
         current = self._session.requests.get(table.request_id)
@@ -236,7 +265,7 @@ class Sharer:
         request.session_id = self._session.session_id
         request.candidates = self._candidates
         try:
-            response = await self._link.call(self._link.stub.FindDonors, request)
+            response = await self._call(self._link.stub.FindDonors, request)
         except MemshareError:
             if self._is_open(table, generation) and self._policy is policy:
                 table.examined[window.stage] = min(table.examined[window.stage], window.start)

@@ -203,6 +203,7 @@ def test_another_row_size_is_refused_while_sessions_exist(sidecar: Sidecar, engi
     other = Engine(sidecar, layout=wide.to_proto())
     assert other.welcome.pool.row_bytes == 256
     assert other.welcome.pool.num_rows == ROWS // 2
+    assert len(other.lease(ROWS // 2)) == ROWS // 2
     other.goodbye()
     last = Engine(sidecar)
     assert last.welcome.pool.num_rows == ROWS
