@@ -144,14 +144,15 @@ class Session:
             need = table.rows_needed(tokens)
             if need == 0:
                 continue
-            rows = self._allocator.take(need)
-            if rows is None and wait:
-                rows = self._uplink.wait_for_rows(need, self._rows_ahead())
-            private = rows is None
-            if rows is None:
-                rows = self._allocator.take_overflow(need)
-                self._count_overflow(need)
+            # In one go: a snapshot must find these rows with the allocator or in the table.
             with self._uplink.lock:
+                rows = self._allocator.take(need)
+                if rows is None and wait:
+                    rows = self._uplink.wait_for_rows(need, self._rows_ahead())
+                private = rows is None
+                if rows is None:
+                    rows = self._allocator.take_overflow(need)
+                    self._count_overflow(need)
                 table.add_rows(rows, private)
 
     def truncate(self, tables: RowTables, length: int) -> None:
@@ -199,7 +200,7 @@ class Session:
                     self._bring_home(tables)
                 if tables.seal_limit() - tables.sealed >= least:
                     self._seal(tables)
-            if self._allocator.available < self._rows_ahead():
+            if self._allocator.available < self._rows_ahead() or self._is_away():
                 self._uplink.ask_for_rows(2 * self._rows_ahead())
 
     def synchronise(self, timeout: float = 60.0) -> bool:
@@ -245,17 +246,21 @@ class Session:
         tables.sealed = end
 
     def _bring_home(self, tables: RowTables) -> None:
-        """Move a request's rows from the overflow to leased rows, once there are enough."""
-        spot = tables.private_entries(self.pool.first_overflow_row)
-        private = tables.rows[spot]
-        leased = self._allocator.take(len(private))
+        """Move a request's oldest tokens from the overflow to the leased rows that are left."""
+        tokens = tables.private_tokens(self.pool.first_overflow_row)
+        count = min(len(tokens), self._allocator.available // (2 * self.layout.num_layers))
+        private = tables.rows[:, :, tokens[:count]]
+        leased = self._allocator.take(private.size)
         if leased is None:
             return
         rows = self.pool.rows(np.uint8)
-        rows[leased] = rows[private]
-        tables.rows[spot] = leased
-        tables.private_from = None
-        self._allocator.give_back(private)
+        rows[leased] = rows[private.ravel()]
+        tables.rows[:, :, tokens[:count]] = leased.reshape(private.shape)
+        tables.private_from = int(tokens[count]) if count < len(tokens) else None
+        self._allocator.give_back(private.ravel())
+
+    def _is_away(self) -> bool:
+        return any(tables.private_from is not None for tables in self._tables.values())
 
     def _complete_step(self) -> None:
         self._send(step_completed=manager_pb2.StepCompleted(step=self.statistics.steps))

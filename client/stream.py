@@ -36,21 +36,23 @@ class ManagerStream:
     """One Attach call. Made for each attempt to attach; never used again after it ended.
 
     `send` never blocks. `receive` is called on a thread of this object for each answer but
-    Welcome, `ended` once, with the reason.
+    Welcome, `ended` once, with this stream and the reason; by then `is_over` is set.
     """
 
     def __init__(
         self,
         socket_path: Path,
         receive: Callable[[manager_pb2.AttachResponse], None],
-        ended: Callable[[MemshareError], None],
+        ended: Callable[[ManagerStream, MemshareError], None],
     ) -> None:
+        self.is_over = False
         self._receive = receive
         self._ended = ended
         self._outbox: queue.SimpleQueue[manager_pb2.AttachRequest | None] = queue.SimpleQueue()
         self._hold_lock = threading.Lock()
         self._held: list[manager_pb2.AttachRequest] | None = None
         self._pid = os.getpid()
+        self._path = socket_path
         self._channel = open_channel(socket_path)
         self.stub = manager_pb2_grpc.ManagerServiceStub(self._channel)
         self._call: grpc.Call | None = None
@@ -76,6 +78,12 @@ class ManagerStream:
             raise ManagerUnavailable(
                 f"the manager did not welcome this session within {timeout:g} s"
             ) from None
+        if isinstance(answer, ManagerUnavailable):
+            self.cancel()
+            raise ManagerUnavailable(
+                f"no manager answers at {self._path} ({answer}): start it with `memshare up` or "
+                "`memshare manager`, or set MEMSHARE_RUNTIME_DIR to its directory"
+            ) from answer
         if isinstance(answer, MemshareError):
             self.cancel()
             raise answer
@@ -92,6 +100,8 @@ class ManagerStream:
             self.stub.Snapshot(iter(parts), timeout=30.0)
         except grpc.RpcError as failure:
             raise status.from_rpc_error(failure) from failure
+        except ValueError as failure:  # the channel was closed, for the stream is over
+            raise ManagerUnavailable(f"the stream ended: {failure}") from failure
 
     def hold(self) -> None:
         """Keep back what is sent from now on, until `release`."""
@@ -148,7 +158,11 @@ class ManagerStream:
         except Exception as failure:
             _log.exception("memshare: an answer of the manager could not be handled")
             error = MemshareError(f"internal error: {failure}")
+        self.is_over = True
+        # gRPC's own thread waits for the next message, the channel for another call.
+        self._outbox.put(None)
+        self._channel.close()
         if welcomed:
-            self._ended(error)
+            self._ended(self, error)
         else:
             first.put(error)

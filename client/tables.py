@@ -84,12 +84,12 @@ class RowTables:
         """Tokens that may be sealed now."""
         return self.final if self.private_from is None else min(self.final, self.private_from)
 
-    def private_entries(self, first_overflow_row: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """Indices into `rows` of the entries whose rows lie in the overflow."""
-        kinds, layers, tokens = np.nonzero(
-            self.rows[:, :, self.private_from : self.allocated] >= first_overflow_row
-        )
-        return kinds, layers, tokens + (self.private_from or 0)
+    def private_tokens(self, first_overflow_row: int) -> npt.NDArray[np.int64]:
+        """The tokens whose rows lie in the overflow, in their order."""
+        start = self.allocated if self.private_from is None else self.private_from
+        # A token's rows are allocated together, so that one of them tells for all.
+        rows = self.rows[KEY, 0, start : self.allocated]
+        return np.flatnonzero(rows >= first_overflow_row) + start
 
     def apply(self, decision: TableDecision) -> npt.NDArray[np.bool_]:
         """Point entries at their donors' rows, where the tables still are as the decision

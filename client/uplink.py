@@ -29,7 +29,9 @@ from memshare.wire.errors import (
     PoolExhausted,
     PoolLost,
     Recovering,
+    StaleGeneration,
     TokenRefused,
+    UnknownSession,
 )
 from memshare.wire.handoff import PoolConnection
 from memshare.wire.layout import RowLayout
@@ -41,6 +43,7 @@ DETACHED: Final = "detached-by-manager"
 LOST: Final = "lost"
 CLOSED: Final = "closed"
 _RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
+_NEWS_SECONDS: Final = 0.25
 _TRY_AGAIN: Final = (ManagerUnavailable, AgentUnavailable, Draining, Recovering, TokenRefused)
 _log = logging.getLogger("memshare.client")
 
@@ -82,6 +85,7 @@ class Uplink:
         self._lease_asked: int | None = None
         self._lease_refused: MemshareError | None = None
         self._synced: set[int] = set()
+        self._resuming = False
         self._stream = self._new_stream()
         self.welcome = self._greet(self._stream, None)
         _live_uplinks.add(self)
@@ -101,9 +105,16 @@ class Uplink:
             return self._sequence
 
     def ask_for_rows(self, count: int) -> None:
-        """Ask for a lease unless one is on its way. Never waits."""
-        if self._lease_asked is None and self.state == ATTACHED:
-            self._lease_refused = None
+        """Ask for a lease unless one is on its way. Never waits.
+
+        If the last one was refused because fewer rows were left, those are asked for.
+        """
+        with self.lock:
+            if self._lease_asked is not None or self.state != ATTACHED:
+                return
+            refused, self._lease_refused = self._lease_refused, None
+            if isinstance(refused, PoolExhausted):
+                count = min(count, _rows_left(refused)) or count
             message = manager_pb2.AttachRequest(lease_rows=manager_pb2.LeaseRows(count=count))
             self._lease_asked = self.send(message)
 
@@ -121,19 +132,22 @@ class Uplink:
                 rows = self.allocator.take(need)
                 if rows is not None:
                     return rows
-                refused, self._lease_refused = self._lease_refused, None
-                if isinstance(refused, PoolExhausted | InvalidArgument):
-                    if ahead == 0:
-                        raise refused
-                    ahead = 0
-                self.ask_for_rows(need - self.allocator.available + ahead)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise ManagerUnavailable(
                         f"the manager granted no {need} rows within {self._options.timeout:g} s"
                     )
-                # A refusal that passes (the manager is recovering) is asked again.
-                self._news.wait(min(0.25, remaining))
+                refused, self._lease_refused = self._lease_refused, None
+                if isinstance(refused, PoolExhausted | InvalidArgument):
+                    if ahead == 0:
+                        raise refused
+                    ahead = 0
+                elif refused is not None:
+                    # It passes (the manager is recovering): ask again, but not at once.
+                    pause = min(refused.retry_after or _NEWS_SECONDS, remaining)
+                    self._news.wait_for(lambda: self.state != ATTACHED, pause)
+                self.ask_for_rows(need - self.allocator.available + ahead)
+                self._news.wait(min(_NEWS_SECONDS, remaining))
         return None
 
     def synchronise(self, timeout: float) -> bool:
@@ -161,6 +175,9 @@ class Uplink:
     def forget_in_child(self) -> None:
         """A forked child neither frees nor keeps alive what its parent holds."""
         self.state = CLOSED
+        # Another thread of the parent may have held it at the fork; here nobody gives it back.
+        self.lock = threading.RLock()
+        self._news = threading.Condition(self.lock)
         self._connection.close()
 
     # ---- on the stream's threads ----------------------------------------------------------
@@ -181,6 +198,9 @@ class Uplink:
             elif kind == "policy_changed":
                 self.welcome.policy.CopyFrom(response.policy_changed.policy)
                 self.welcome.mode_reason = response.policy_changed.mode_reason
+            elif kind == "draining":
+                # Breaking off, not saying goodbye: the rows stay this session's.
+                self._stream.cancel()
             self._news.notify_all()
 
     def _take_rejection(self, response: manager_pb2.AttachResponse) -> None:
@@ -192,12 +212,11 @@ class Uplink:
             self.statistics.rejected += 1
             _log.warning("memshare: the manager refused a message: %s", error)
 
-    def _stream_ended(self, error: MemshareError) -> None:
+    def _stream_ended(self, stream: ManagerStream, error: MemshareError) -> None:
         with self._news:
-            if self.state == CLOSED:
+            if stream is not self._stream or not self._interrupt() or self._resuming:
                 return
-            self._set_state(DETACHED)
-            self._lease_asked = None
+            self._resuming = True
         _log.warning(
             "memshare: the sidecar is gone (%s); running requests go on without new sharing",
             error,
@@ -207,10 +226,22 @@ class Uplink:
             return
         threading.Thread(target=self._resume, name="memshare-resume", daemon=True).start()
 
+    def _interrupt(self) -> bool:
+        """From attached to detached; whether it was attached."""
+        if self.state != ATTACHED:
+            return False
+        self._set_state(DETACHED)
+        self._lease_asked = None
+        return True
+
     def _resume(self) -> None:
         """Try to go on with the same rows until that works or the pool is gone."""
         attempt = 0
-        while self.state == DETACHED:
+        while True:
+            with self._news:
+                if self.state != DETACHED:
+                    self._resuming = False
+                    return
             if not self._connection.is_open():
                 self._lose(PoolLost("the pool's owner is gone"))
                 return
@@ -221,8 +252,9 @@ class Uplink:
             except _TRY_AGAIN:
                 continue
             except MemshareError as error:
+                _log.warning("memshare: the session cannot go on: %s", error)
                 self._lose(error)
-            return
+                return
 
     def _resume_once(self) -> None:
         stream = self._new_stream()
@@ -232,6 +264,8 @@ class Uplink:
             if self.state != DETACHED:
                 stream.cancel()
                 return
+            if stream.is_over:
+                raise ManagerUnavailable("the manager closed the stream at once")
             self.welcome = welcome
             # Decisions of the old epoch are void; the tables say what was applied of them.
             self.decisions.clear()
@@ -244,11 +278,13 @@ class Uplink:
         try:
             if welcome.snapshot_required:
                 stream.restore(parts)
-        except MemshareError:
+        except MemshareError as error:
             with self._news:
-                if self.state == ATTACHED:
-                    self._set_state(DETACHED)
+                self._interrupt()
             stream.cancel()
+            if isinstance(error, UnknownSession | StaleGeneration | PoolLost):
+                # Not this manager's word on the snapshot: it is another one than the welcome's.
+                raise ManagerUnavailable(f"the manager changed meanwhile: {error}") from error
             raise
         stream.release()
         self.statistics.reattached += 1
@@ -285,15 +321,25 @@ class Uplink:
         return ManagerStream(self._runtime.manager_socket, self._receive, self._stream_ended)
 
     def _lose(self, error: MemshareError) -> None:
+        # The connection stays open: as long as the owner sees it, the manager gives none of the
+        # rows that running requests go on using to another engine.
         with self._news:
             if self.state != CLOSED:
                 self.lost_reason = error
                 self._set_state(LOST)
-        self._connection.close()
 
     def _set_state(self, state: str) -> None:
         self.state = state
         self._news.notify_all()
+
+
+def _rows_left(refused: PoolExhausted) -> int:
+    """Rows that could have been granted when this was refused."""
+    left = int(refused.details.get("free", 0))
+    if "max_rows" in refused.details:
+        bound, held = (int(refused.details[key]) for key in ("max_rows", "held"))
+        left = min(left, bound - held)
+    return max(0, left)
 
 
 # Beyond this many unread messages the manager is behind: sealing waits, nothing is lost.

@@ -50,6 +50,7 @@ class SequenceBatch:
         )
         self._scratch: dict[int, tuple[torch.Tensor, Bits]] = {}
         self._start = 0
+        self._unread: int | None = None
 
     def begin_step(self, batch_size: int, tokens: int) -> None:
         """The step before is complete: seal it, apply decisions, make room for `tokens`."""
@@ -78,6 +79,18 @@ class SequenceBatch:
         for tables, first_token in zip(self.tables, padding, strict=True):
             tables.first_token = first_token
 
+    def expect_read(self, layer: int) -> None:
+        """The attention of this layer will read its keys before the next layer comes.
+
+        Raises `InvalidArgument` if the one before did not: it saw the newest tokens alone.
+        """
+        unread, self._unread = self._unread, layer
+        if unread is not None:
+            raise InvalidArgument(
+                f"the model's attention did not read layer {unread} from the cache, because the "
+                "model changes keys on their way to it: pass attention=None"
+            )
+
     def write(self, layer: int, kind: int, states: torch.Tensor) -> None:
         """Store `[batch, heads, tokens, dim]` as the rows of this step's tokens."""
         batch, heads, tokens, dim = states.shape
@@ -98,6 +111,8 @@ class SequenceBatch:
 
         The memory is reused by the next layer's call.
         """
+        if kind == KEY:
+            self._unread = None
         heads, dim = self.layout.num_kv_heads, self._head_dims[kind]
         size = heads * self.length * dim
         out, bits = self._scratch_of(kind, size * len(self.tables))
@@ -123,6 +138,7 @@ class SequenceBatch:
         self.session.close_requests(self.tables)
         self.tables = []
         self.length = 0
+        self._unread = None
 
     def _scratch_of(self, kind: int, size: int) -> tuple[torch.Tensor, Bits]:
         scratch = self._scratch.get(kind)
