@@ -83,6 +83,18 @@ def round_to(builder: Any, value: Any, element: Any, lanes: int) -> Any:
     )
 
 
+def prefetch(builder: Any, pointer: Any, keep: int) -> None:
+    """Ask for a cache line, which may lie anywhere: into all caches (3) or not the first (2)."""
+    byte_pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte_pointer, I32, I32, I32])
+    function = builder.module.globals.get("llvm.prefetch.p0")
+    if function is None:
+        function = ir.Function(builder.module, kind, "llvm.prefetch.p0")
+    read, data = ir.Constant(I32, 0), ir.Constant(I32, 1)
+    where = builder.bitcast(pointer, byte_pointer)
+    builder.call(function, [where, read, ir.Constant(I32, keep), data])
+
+
 def accumulate(
     context: Any, builder: Any, stop: Any, step: int, start: list[Any], body: Any
 ) -> list[Any]:

@@ -4,8 +4,8 @@ The intrinsics address flat arrays without Numba's handling of negative indices,
 LLVM from vectorising the loops around them. Indices must be in range: the callers check every row
 id first.
 
-Numba notices a changed kernel, not a changed intrinsic: after an edit of `_emit`, `_jit`, `_lanes`
-or `_tiles`, delete the cached code (`__pycache__/*.nb?`).
+Numba notices a changed kernel, not a changed intrinsic: after an edit of `_emit`, `_folds`,
+`_jit`, `_lanes` or `_tiles`, delete the cached code (`__pycache__/*.nb?`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core.cgutils import raw_memcpy
 from numba.extending import intrinsic
 
+from . import _emit
 from ._emit import F32, I32, I64, address, read, round_to
 from .dtypes import Bits
 
@@ -129,14 +129,7 @@ def _copy(typing_context: Any, out: Any, to: Any, array: Any, index: Any, count:
 @intrinsic
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = address(context, builder, signature.args[0], *args)
-        byte_pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, I32, I32, I32])
-        function = builder.module.globals.get("llvm.prefetch.p0")
-        if function is None:
-            function = ir.Function(builder.module, kind, "llvm.prefetch.p0")
-        read, keep, data = (ir.Constant(I32, number) for number in (0, 3, 1))
-        builder.call(function, [builder.bitcast(pointer, byte_pointer), read, keep, data])
+        _emit.prefetch(builder, address(context, builder, signature.args[0], *args), keep=3)
         return context.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp), generate

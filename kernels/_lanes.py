@@ -14,34 +14,11 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.extending import intrinsic
 
 from . import dtypes
-from ._emit import (
-    F32,
-    I16,
-    I32,
-    I64,
-    LANES,
-    accumulate,
-    address,
-    fold,
-    read,
-    round_to,
-    splat,
-    write,
-)
+from ._emit import I32, I64, LANES, accumulate, address, fold, read, round_to, splat, write
 from .dtypes import U64, Bits
 from .rowhash import MIX_1, MIX_2
-from .simhash import PLANES
 
-__all__ = [
-    "LANES",
-    "centre_lanes",
-    "copy_lanes",
-    "load_lanes",
-    "mix_words",
-    "rotate_lanes",
-    "store_lanes",
-    "walsh_signs",
-]
+__all__ = ["LANES", "copy_lanes", "load_lanes", "mix_words", "rotate_lanes", "store_lanes"]
 
 
 @intrinsic
@@ -122,76 +99,6 @@ def _rotate_lanes(
 
 
 @intrinsic
-def _centre_lanes(
-    typing_context: Any, row: Any, mean: Any, flips: Any, at: Any, out: Any, to: Any, add: Any
-) -> Any:
-    intp = numba.types.intp
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        types = signature.args
-        row, mean, flips, at, out, to, add = args
-        x = read(context, builder, types[0], row, at, LANES)
-        m = read(context, builder, types[1], mean, at, LANES)
-        f = read(context, builder, types[2], flips, at, LANES)
-        z = builder.fmul(builder.fsub(x, m), f)
-        sum_ = builder.fadd(read(context, builder, types[4], out, to, LANES), z)
-        write(context, builder, types[4], out, to, builder.select(add, sum_, z))
-        return context.get_dummy_value()
-
-    return numba.types.void(row, mean, flips, intp, out, intp, numba.types.boolean), generate
-
-
-def _across(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Walsh-Hadamard transform across 16 vectors, lane by lane."""
-    for step in (8, 4, 2, 1):
-        vectors = [
-            builder.fsub(vectors[i ^ step], vectors[i])
-            if i & step
-            else builder.fadd(vectors[i], vectors[i ^ step])
-            for i in range(16)
-        ]
-    return vectors
-
-
-def _within(builder: Any, x: Any) -> Any:
-    """Walsh-Hadamard transform of the 16 lanes of a vector.
-
-    Combines the vector with permutations of itself, instead of transposing the matrix.
-    """
-    lane_bits = ir.VectorType(I32, LANES)
-    for step in (8, 4, 2, 1):
-        swap = ir.Constant(lane_bits, [lane ^ step for lane in range(LANES)])
-        partner = builder.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), swap)
-        negate = ir.Constant(lane_bits, [0x80000000 if i & step else 0 for i in range(LANES)])
-        signed = builder.bitcast(builder.xor(builder.bitcast(x, lane_bits), negate), x.type)
-        x = builder.fadd(partner, signed)
-    return x
-
-
-@intrinsic
-def _walsh_signs(typing_context: Any, vector: Any, flips: Any) -> Any:
-    """The mixing of a signature (see `simhash.SimHasher`), with the floats held in 16 vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def piece(which: int, i: int) -> Any:
-            at = ir.Constant(I64, LANES * i)
-            return read(context, builder, signature.args[which], args[which], at, LANES)
-
-        v = [_within(builder, x) for x in _across(builder, [piece(0, i) for i in range(16)])]
-        v = _across(builder, [builder.fmul(x, piece(1, i)) for i, x in enumerate(v)])
-        zero = ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES)
-        words = [ir.Constant(I64, 0), ir.Constant(I64, 0)]
-        for slot, plane in enumerate(PLANES):
-            signs = builder.bitcast(builder.fcmp_ordered(">=", v[int(plane)], zero), I16)
-            shifted = builder.shl(builder.zext(signs, I64), ir.Constant(I64, 16 * (slot % 4)))
-            words[slot // 4] = builder.or_(words[slot // 4], shifted)
-        return context.make_tuple(builder, signature.return_type, words)
-
-    pair = numba.types.UniTuple(numba.types.uint64, 2)  # type: ignore[no-untyped-call]
-    return pair(vector, flips), generate
-
-
-@intrinsic
 def _mix_words(
     typing_context: Any, array: Any, index: Any, keys: Any, masks: Any, words: Any
 ) -> Any:
@@ -251,9 +158,5 @@ store_lanes = cast(Callable[[_Row, int, Bits, int], None], _store_lanes)
 """Round row[at:], 16 elements, to the element type of `out` and write them at `to`."""
 rotate_lanes = cast(Callable[..., None], _rotate_lanes)
 """Rotate 16 pairs (index + i, index + half + i) by (cos, sign * sin)[at + i] into out[to:]."""
-centre_lanes = cast(Callable[[_Row, _Row, _Row, int, _Row, int, bool], None], _centre_lanes)
-"""out[to:] = or += (row - mean)[at:] * flips[at:], 16 elements."""
-walsh_signs = cast(Callable[[_Row, _Row], tuple[Any, Any]], _walsh_signs)
-"""The 128 bits of a folded float32 [256] under second flips of float32 [256], as two uint64."""
 mix_words = cast(Callable[[Bits, int, U64, U64, int], tuple[Any, Any, Any]], _mix_words)
 """(some, bad, total) of the hash over `words` 64-bit words, a multiple of 8, from `index`."""

@@ -73,9 +73,8 @@ class NumbaKernels(Kernels):
             num_heads,
             head_dim,
             *table,
-            frozen(hasher.spread(mean[None])[0]),
-            hasher.flips,
-            hasher.second_flips,
+            frozen(host_signatures.constants(mean, hasher)),
+            host_signatures.scratch(hasher),
             hasher.copies,
             out,
         )

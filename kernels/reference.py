@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .dtypes import F32, I32, U64, Bits, RowDtype, bits_to_float32, float32_to_bits
 from .interface import Kernels, Tables
 from .rowhash import hash_words, word_masks
-from .simhash import BLOCK, PLANES, SimHasher
+from .simhash import PLANES, SimHasher
 
 __all__ = ["NumpyKernels", "rotate", "walsh_hadamard"]
 
@@ -95,18 +95,14 @@ class NumpyKernels(Kernels):
         table: Tables,
     ) -> U64:
         out = np.empty((len(rows), 2), np.uint64)
-        centre = hasher.spread(mean[None])
         with np.errstate(invalid="ignore", over="ignore"):
+            centre = hasher.fold(mean[None])
             for start in range(0, len(rows), _CHUNK):
                 part = slice(start, start + _CHUNK)
                 x = _heads(pool, rows[part], dtype, num_heads, head_dim)
                 if steps is not None:
                     x = rotate(x, steps[part], table)
-                spread = hasher.spread(x.reshape(len(x), -1))
-                pieces = ((spread - centre) * hasher.flips).reshape(len(x), -1, BLOCK)
-                folded = pieces[:, 0]
-                for piece in range(1, pieces.shape[1]):
-                    folded = folded + pieces[:, piece]
+                folded = hasher.fold(x.reshape(len(x), -1)) - centre
                 mixed = walsh_hadamard(folded) * hasher.second_flips
                 columns = mixed.reshape(len(x), 16, 16).transpose(0, 2, 1)
                 planes = walsh_hadamard(columns)[..., PLANES].transpose(0, 2, 1)

@@ -31,10 +31,11 @@ PLANES = np.array([low | (bin(low).count("1") & 1) << 3 for low in range(8)])
 class SimHasher:
     """The fixed random choices of a signature: rows compare only under the same width and seed.
 
-    The centred row is laid into a vector of `padded` elements, a multiple of 256: a row of at most
+    A row is laid into a vector of `padded` elements, a multiple of 256: a row of at most
     128 elements is repeated as often as it fits (under fresh signs each time, so that all 128
     directions differ), then zeros follow. The vector is multiplied by random signs and its
-    256-element pieces are added up. The sum is transformed, multiplied by the second signs and, as
+    256-element pieces are added up; the same sum of the mean is taken off, which centres the row
+    for 256 subtractions. The difference is transformed, multiplied by the second signs and, as
     a 16 x 16 matrix, transformed along its columns; the signs of the rows in `PLANES` are the bits.
     """
 
@@ -58,3 +59,11 @@ class SimHasher:
         used = self.copies * self.width
         out[:, :used] = np.tile(vectors, (1, self.copies))
         return out
+
+    def fold(self, vectors: F32) -> F32:
+        """Multiply float32 vectors [n, width] by the signs and add up the pieces: [n, 256]."""
+        pieces = (self.spread(vectors) * self.flips).reshape(len(vectors), -1, BLOCK)
+        out: F32 = pieces[:, 0]
+        for piece in range(1, pieces.shape[1]):
+            out = out + pieces[:, piece]
+        return np.ascontiguousarray(out)

@@ -48,6 +48,35 @@ def test_backends_agree_bit_for_bit(
     assert fast.shape == (101, 2)
 
 
+@pytest.mark.parametrize("layout", [(4, 64), (12, 64), (3, 64), (2, 128), (4, 128), (2, 256)])
+def test_backends_agree_on_the_layouts_with_code_of_their_own(
+    layout: tuple[int, int], dtype: RowDtype, make_pool: MakePool, rng: np.random.Generator
+) -> None:
+    heads, dim = layout
+    pool = make_pool(ROWS, heads * dim, dtype, extra=3)
+    rows = rng.integers(0, ROWS, 50).astype(np.int32)
+    mean = rng.standard_normal(heads * dim).astype(np.float32)
+    args = (dtype, heads, dim, mean, SimHasher(heads * dim), RopeTable.from_theta(dim))
+    for positions in (None, rng.integers(0, 3000, 50).astype(np.int32)):
+        fast, plain = (
+            get_kernels(name).signatures(pool, rows, positions, *args)
+            for name in ("numba", "numpy")
+        )
+        np.testing.assert_array_equal(fast, plain)
+
+
+def test_a_mean_far_above_the_spread_is_taken_off(
+    kernels: Kernels, rng: np.random.Generator
+) -> None:
+    spread = rng.standard_normal((200, 1024)).astype(np.float32)
+    mean = (100 * rng.standard_normal(1024)).astype(np.float32)
+    args = (np.arange(200, dtype=np.int32), None, RowDtype.FP32, 8, 128)
+    hasher = SimHasher(1024)
+    near = kernels.signatures(spread.view(np.uint32), *args, np.zeros_like(mean), hasher)
+    far = kernels.signatures((spread + mean).view(np.uint32), *args, mean, hasher)
+    assert np.bitwise_count(near ^ far).sum(axis=1).mean() < 0.1
+
+
 @pytest.mark.parametrize("width", [1, 16, 64, 100, 128, 192, 256, 257, 1024])
 def test_directions_are_those_of_a_walsh_hadamard_matrix(width: int, kernels: Kernels) -> None:
     rng = np.random.default_rng(1)
