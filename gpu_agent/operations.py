@@ -76,8 +76,11 @@ class AgentOperations:
         return agent_pb2.OpenIndexResponse()
 
     def close_index(self, request: agent_pb2.CloseIndexRequest) -> agent_pb2.CloseIndexResponse:
-        """Forget a session; one that is not open is no error."""
-        self._sessions.close(request.session_id)
+        """Forget a session, or all with 0; one that is not open is no error."""
+        if request.session_id:
+            self._sessions.close(request.session_id)
+        else:
+            self._sessions.close_all()
         return agent_pb2.CloseIndexResponse()
 
     def index_rows(self, request: agent_pb2.IndexRowsRequest) -> agent_pb2.IndexRowsResponse:

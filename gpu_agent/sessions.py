@@ -111,6 +111,8 @@ class Sessions:
 
     def open(self, session_id: int, layout: RowLayout, row_bytes: int, tenant: str) -> None:
         """Add a session, or do nothing if it is open with these very arguments."""
+        if not session_id:
+            raise InvalidArgument("session_id is 0, which names no session", field="session_id")
         self.check_row_bytes(row_bytes)
         if row_bytes < layout.row_bytes or row_bytes % layout.itemsize:
             raise InvalidArgument(
@@ -150,6 +152,13 @@ class Sessions:
                 f"session {session_id} is not open in this worker", session_id=session_id
             )
         return session
+
+    def close_all(self) -> None:
+        """Forget every session."""
+        with self._lock:
+            sessions = list(self._sessions)
+        for session_id in sessions:
+            self.close(session_id)
 
     def close(self, session_id: int) -> None:
         """Forget a session; one that is not open is no error."""

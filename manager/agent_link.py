@@ -60,6 +60,8 @@ class AgentLink:
         self.stub = agent_pb2_grpc.AgentServiceStub(self._channel)
         self._poll_now = asyncio.Event()
         self._worker: agent_pb2.GetAgentInfoResponse | None = None
+        # Until the worker was told to forget what an earlier manager had it index.
+        self._inherited = True
         self.last_worker = agent_pb2.GetAgentInfoResponse()
         self.worker_restarts = 0
 
@@ -156,12 +158,25 @@ class AgentLink:
             except grpc.aio.AioRpcError:
                 self._worker = None
             else:
+                if self._inherited and not await self._forget_inherited(info.worker_epoch):
+                    continue
                 self._see_worker(info)
             try:
                 pause = _POLL_SECONDS if self._worker else _RETRY_SECONDS
                 await asyncio.wait_for(self._poll_now.wait(), pause)
             except TimeoutError:
                 pass
+
+    async def _forget_inherited(self, worker_epoch: int) -> bool:
+        """Close the indexes of an earlier manager's sessions. Returns whether it worked."""
+        request = agent_pb2.CloseIndexRequest(worker_epoch=worker_epoch)
+        try:
+            await self.stub.CloseIndex(request, timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(_RETRY_SECONDS)
+            return False
+        self._inherited = False
+        return True
 
     def _see_worker(self, info: agent_pb2.GetAgentInfoResponse) -> None:
         if self._owner is None or info.pool.pool_id != self._owner.pool.pool_id:

@@ -32,9 +32,7 @@ def cache() -> EditedCache:
     filled = EditedCache(_Model())  # type: ignore[arg-type]
     torch.manual_seed(0)
     for layer in range(LAYERS):
-        filled.update(
-            torch.randn(1, HEADS, TOKENS, DIM), torch.randn(1, HEADS, TOKENS, DIM), layer
-        )
+        filled.update(torch.randn(1, HEADS, TOKENS, DIM), torch.randn(1, HEADS, TOKENS, DIM), layer)
     return filled
 
 

@@ -265,6 +265,13 @@ def test_closing_frees_the_division_and_may_be_repeated(busy: Calls) -> None:
         busy.find(0, 4, generation=3)
 
 
+def test_closing_session_0_forgets_all(busy: Calls) -> None:
+    request = agent_pb2.CloseIndexRequest(worker_epoch=busy.operations.epoch)
+    busy.operations.close_index(request)
+    info = busy.operations.get_agent_info()
+    assert (info.sessions, info.requests, info.pool.row_bytes) == (0, 0, 0)
+
+
 def test_rows_may_be_wider_than_the_layout_needs(make_calls: type[Calls]) -> None:
     calls = make_calls()
     calls.close()

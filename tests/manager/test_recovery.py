@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from manager_harness import LAYERS, PER_TOKEN, Engine, Sidecar, drain, wait_for
 
-from memshare.v1 import manager_pb2
+from memshare.v1 import agent_pb2, agent_pb2_grpc, manager_pb2
 from memshare.wire import status
 from memshare.wire.errors import (
     InvalidArgument,
@@ -134,6 +134,27 @@ def test_grants_wait_until_an_engine_is_back_or_gone(fresh: Callable[..., Sideca
     wait_for(lambda: sidecar.status().state == "serving", "the end of recovery")
     assert len(back.lease(1)) == 1
     back.goodbye()
+
+
+def test_a_new_manager_has_the_worker_forget_engines_that_are_gone(
+    fresh: Callable[..., Sidecar],
+) -> None:
+    sidecar = fresh()
+    gone = Engine(sidecar)
+    gone.fill(1, 32, repeat=8)
+    gone.sync()
+    assert worker_sessions(sidecar) == 1
+    sidecar.kill("manager")
+    gone.vanish()
+    sidecar.start_manager()
+    wait_for(sidecar.serves, "the new manager")
+    assert worker_sessions(sidecar) == 0
+
+
+def worker_sessions(sidecar: Sidecar) -> int:
+    with grpc.insecure_channel(f"unix:{sidecar.runtime.worker_socket}") as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        return int(stub.GetAgentInfo(agent_pb2.GetAgentInfoRequest(), timeout=5).sessions)
 
 
 def test_an_engine_that_begins_anew_is_not_waited_for(fresh: Callable[..., Sidecar]) -> None:
