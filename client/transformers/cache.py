@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 from memshare.client.options import SessionOptions
 from memshare.client.session import Session, attach
 from memshare.client.transformers.attention import SDPA, RowView, use_attention
-from memshare.client.transformers.model import describe_model
+from memshare.client.transformers.model import caches_latents, describe_model
 from memshare.client.transformers.rows import KEY, VALUE, SequenceBatch
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
@@ -43,7 +43,8 @@ class MemShareCache(Cache):
         """Attach `model` to the sidecar, or join a `session` made by `MemShareCache.attach`.
 
         `attention` is the attention function the model is set to: "memshare" (over SDPA) or
-        "memshare_eager"; None leaves the model's own, which then gets whole K and V tensors.
+        "memshare_eager"; None leaves the model's own, which then gets whole K and V tensors. A
+        model with latent attention (MLA) keeps its own in any case.
 
         Raises what `memshare.client.attach` raises, and `InvalidArgument` for a model whose
         cache cannot be held.
@@ -65,8 +66,8 @@ class MemShareCache(Cache):
         self._release = weakref.finalize(
             self, _release, self.batch, session if self._owns_session else None
         )
-        lazily = attention is not None
-        if attention is not None:
+        lazily = attention is not None and not caches_latents(model)
+        if attention is not None and lazily:
             use_attention(model, attention)
         super().__init__(
             layers=[MemShareLayer(self.batch, i, lazily) for i in range(layout.num_layers)]

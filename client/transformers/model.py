@@ -41,10 +41,9 @@ def describe_model(model: PreTrainedModel) -> tuple[RowLayout, str]:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_dim, value_dim = head_dim, head_dim
-    if getattr(config, "kv_lora_rank", None):
-        kv_heads = heads
-        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        value_dim = config.v_head_dim
+    if caches_latents(model):
+        # "Keys" are what K and V are expanded from, "values" the one rotated part of all keys.
+        kv_heads, key_dim, value_dim = 1, config.kv_lora_rank, config.qk_rope_head_dim
     obstacle, inv_freq = _rope_of(model, config)
     layout = RowLayout(
         num_layers=config.num_hidden_layers,
@@ -57,9 +56,15 @@ def describe_model(model: PreTrainedModel) -> tuple[RowLayout, str]:
     return layout, obstacle
 
 
+def caches_latents(model: PreTrainedModel) -> bool:
+    """Whether the model caches what its keys and values are expanded from (MLA)."""
+    config = model.config.get_text_config(decoder=True)
+    return bool(getattr(config, "kv_lora_rank", None))
+
+
 def _rope_of(model: PreTrainedModel, config: Any) -> tuple[str, tuple[float, ...]]:
     """(obstacle, frequencies): one of them is empty."""
-    if getattr(config, "kv_lora_rank", None):
+    if caches_latents(model):
         return "multi-head latent attention (MLA) does not rotate whole keys", ()
     if windowed := _windowed_layers(config):
         return (

@@ -94,6 +94,12 @@ class SequenceBatch:
     def write(self, layer: int, kind: int, states: torch.Tensor) -> None:
         """Store `[batch, heads, tokens, dim]` as the rows of this step's tokens."""
         batch, heads, tokens, dim = states.shape
+        if (heads, dim) != (self.layout.num_kv_heads, self._head_dims[kind]):
+            raise InvalidArgument(
+                f"layer {layer} caches {heads} heads of {dim}, where the model's configuration "
+                f"says {self.layout.num_kv_heads} of {self._head_dims[kind]}: models that do so "
+                "are not supported"
+            )
         width = heads * dim
         if tokens == 1:
             for tables, state in zip(self.tables, states, strict=True):
