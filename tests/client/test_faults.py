@@ -342,7 +342,7 @@ print(session.state, session.statistics.reattached, flush=True)
     assert stopped.stdout.readline() == "ready\n"
     before = counts(clean)
     stopped.send_signal(signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(1)
     after = counts(clean)
     assert (after.live, after.leased) == (before.live, before.leased)
     assert status(clean).sessions == 1
@@ -437,3 +437,24 @@ def test_a_prompt_that_waits_for_rows_is_told_when_the_manager_goes(clean):
             pass
         killer.join()
         assert time.monotonic() - started < 5
+
+
+def test_a_killed_engine_frees_all_although_its_forked_child_lives_on(clean):
+    more = """
+import time
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
+    engine = run_engine(clean, more)
+    child = int(engine.stdout.readline())
+    try:
+        engine.kill()
+        engine.wait()
+        wait_for(lambda: counts(clean).free == counts(clean).total, "its rows", timeout=5)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        engine.communicate()

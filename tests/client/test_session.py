@@ -339,6 +339,36 @@ def test_equal_rows_are_shared_within_a_tenant_alone(sidecar, tenant, shares):
         wait_for(lambda: counts(sidecar).live == 0, "the lent rows")
 
 
+@pytest.mark.parametrize("leaves", ["request", "session"])
+def test_a_donor_that_ends_while_a_decision_is_on_its_way_is_kept(sidecar, leaves):
+    with (
+        attached(sidecar, policy="exact") as lender,
+        attached(sidecar, policy="exact") as borrower,
+    ):
+        engines = TinyEngine(lender), TinyEngine(borrower)
+        for engine in engines:
+            engine.step(engine.open(), PERIOD)
+        engines[0].synchronise()
+        engines[1].finish()
+        borrower.end_step(flush=True)
+        wait_for(lambda: borrower._uplink.decisions, "a decision")
+        if leaves == "request":
+            lender.close_requests(engines[0].requests)
+            engines[0].requests.clear()
+            lender.synchronise()
+        else:
+            lender.detach()
+        with attached(sidecar, policy="exact") as intruder:
+            # Whatever is free now is written over.
+            other = TinyEngine(intruder, seed=1)
+            other.step(other.open(), 20 * PERIOD)
+            engines[1].synchronise()
+            assert borrower.statistics.applied > 0
+            engines[1].assert_intact(engines[1].requests[0])
+            other.assert_intact(other.requests[0])
+        counts(sidecar)
+
+
 def test_rows_that_go_to_another_tenant_are_wiped_first(sidecar):
     with attached(sidecar, tenant="one") as session:
         engine = TinyEngine(session)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import threading
 import warnings
 
 import numpy as np
@@ -650,51 +649,60 @@ def said_gone(caplog):
     return [r for r in caplog.records if r.levelno >= logging.WARNING and "is gone" in r.message]
 
 
-@pytest.mark.parametrize("victim", ["manager", "owner"])
-def test_a_generation_finishes_without_the_sidecar(fresh_sidecar, models, caplog, victim):
-    model = models["llama"]
-    inputs = padded()
+def test_a_generation_finishes_without_the_manager(sidecar, models, caplog):
+    model, inputs = models["llama"], padded()
     theirs = plain(model, "sdpa", inputs, new=80)
-    kill = fresh_sidecar.kill_manager if victim == "manager" else fresh_sidecar.kill_agent
-    state = "detached-by-manager" if victim == "manager" else "lost"
+    with MemShareCache(model, policy=HARMLESS, runtime_dir=sidecar.runtime.path) as cache:
+
+        def die():
+            sidecar.kill_manager()
+            wait_for(lambda: cache.session.state == "detached-by-manager", "the session to notice")
+
+        try:
+            act = LogitsProcessorList([At(10, die)])
+            ours = generate(model, inputs, cache, new=80, logits_processor=act)
+            assert_identical(ours, theirs)
+            assert len(said_gone(caplog)) == 1
+        finally:
+            sidecar.start_manager()
+
+
+def test_a_generation_finishes_without_the_memorys_owner(fresh_sidecar, models, caplog):
+    model, inputs = models["llama"], padded()
+    theirs = plain(model, "sdpa", inputs, new=80)
     with MemShareCache(model, policy=HARMLESS, runtime_dir=fresh_sidecar.runtime.path) as cache:
 
         def die():
-            kill()
-            wait_for(lambda: cache.session.state == state, "the session to notice")
+            fresh_sidecar.kill_agent()
+            wait_for(lambda: cache.session.state == "lost", "the session to notice")
 
-        ours = generate(
-            model, inputs, cache, new=80, logits_processor=LogitsProcessorList([At(10, die)])
-        )
+        act = LogitsProcessorList([At(10, die)])
+        ours = generate(model, inputs, cache, new=80, logits_processor=act)
         assert_identical(ours, theirs)
         assert len(said_gone(caplog)) == 1
-        if victim == "owner":
-            with pytest.raises(PoolLost, match="attach a new session"):
-                generate(model, inputs, MemShareCache(model, cache.session), new=1)
+        with pytest.raises(PoolLost, match="attach a new session"):
+            generate(model, inputs, MemShareCache(model, cache.session), new=1)
 
 
-def test_a_generation_goes_on_sharing_once_the_manager_is_back(fresh_sidecar, models):
+def test_a_generation_goes_on_sharing_once_the_manager_is_back(sidecar, models):
     model = models["llama"]
     inputs = whole(tokens(1, 20).repeat(1, 6))
-    with MemShareCache(
-        model, policy=GREEDY_SHARING, runtime_dir=fresh_sidecar.runtime.path
-    ) as cache:
+    before = []
+    with MemShareCache(model, policy=GREEDY_SHARING, runtime_dir=sidecar.runtime.path) as cache:
 
         def restart():
-            fresh_sidecar.kill_manager()
-            back = threading.Thread(target=fresh_sidecar.start_manager)
-            back.start()
-            back.join()
+            sidecar.kill_manager()
+            sidecar.start_manager()
             wait_for(lambda: cache.session.statistics.reattached, "the session to resume")
 
-        before = []
-        act = LogitsProcessorList(
-            [At(20, restart), At(30, lambda: before.append(shared_entries(cache)))]
-        )
+        def look():
+            before.append(shared_entries(cache))
+
+        act = LogitsProcessorList([At(20, restart), At(30, look)])
         generate(model, inputs, cache, new=80, logits_processor=act)
         assert share_all(cache) > before[0] > 0
         (tables,) = cache.batch.tables
-        rows = counts(fresh_sidecar)
+        rows = counts(sidecar)
         assert rows.live == len(np.unique(tables.rows[:, :, : tables.sealed]))
         assert cache.session.statistics.rejected == 0
 
