@@ -56,6 +56,7 @@ def decision_from_proto(message: manager_pb2.ShareDecision) -> TableDecision:
         target_rows=packing.unpack(message.target_rows, packing.INT32, "target_rows", count),
         donor_rows=packing.unpack(message.donor_rows, packing.INT32, "donor_rows", count),
         deltas=packing.unpack(message.deltas, packing.INT32, "deltas", count),
+        distances=packing.unpack(message.distances, packing.FLOAT32, "distances", count),
     )
 
 
@@ -95,6 +96,7 @@ def snapshot_messages(
             key_rows=packing.pack(table.rows[KEY, :, :sealed], packing.INT32),
             value_rows=packing.pack(table.rows[VALUE, :, :sealed], packing.INT32),
             shared=packing.pack(table.shared[:, :, :sealed], packing.UINT8),
+            accumulated_error=float(table.errors[:sealed].sum()),
         )
         parts.append(manager_pb2.SnapshotRequest(session_id=session_id, epoch=epoch, table=part))
     return parts

@@ -29,6 +29,7 @@ class TableDecision:
     target_rows: Int32
     donor_rows: Int32
     deltas: Int32
+    distances: npt.NDArray[np.float32]
 
 
 class RowTables:
@@ -40,6 +41,7 @@ class RowTables:
         deltas: int32 `[num_layers, capacity]`, by how many positions a K row is rotated when
             it is read; 0 for a token's own row.
         shared: bool `[2, num_layers, capacity]`, entries that point at a donor's row.
+        errors: float64 `[capacity]`, per token the distances of its shared entries.
         length: tokens that have rows in use.
         allocated: tokens that have rows at all.
         final: tokens that are written and will not change: they may be sealed.
@@ -56,6 +58,7 @@ class RowTables:
         self.rows: Int32 = np.empty((2, num_layers, 0), np.int32)
         self.deltas: Int32 = np.empty((num_layers, 0), np.int32)
         self.shared: npt.NDArray[np.bool_] = np.empty((2, num_layers, 0), np.bool_)
+        self.errors: npt.NDArray[np.float64] = np.zeros(0)
         self.shared_entries: npt.NDArray[np.int64] = np.zeros((2, num_layers), np.int64)
         self.length = 0
         self.allocated = 0
@@ -112,6 +115,7 @@ class RowTables:
         keys = valid & (kinds == KEY)
         self.deltas[layers[keys], targets[keys]] = decision.deltas[keys]
         np.add.at(self.shared_entries, (kinds[valid], layers[valid]), 1)
+        np.add.at(self.errors, targets[valid], decision.distances[valid])
         return valid
 
     def truncate(self, length: int) -> Int32:
@@ -129,6 +133,7 @@ class RowTables:
         self.shared_entries -= dropped.sum(axis=2)
         self.shared[:, :, length:] = False
         self.deltas[:, length:] = 0
+        self.errors[length:] = 0
         self.length, self.allocated = length, keep_allocated
         self.final, self.sealed = min(self.final, length), min(self.sealed, length)
         if self.private_from is not None and self.private_from >= self.allocated:
@@ -155,3 +160,4 @@ class RowTables:
         self.shared = np.concatenate(
             [self.shared, np.zeros((2, self.num_layers, extra), np.bool_)], axis=2
         )
+        self.errors = np.concatenate([self.errors, np.zeros(extra)])

@@ -143,4 +143,5 @@ def to_message(decision: Decision) -> manager_pb2.ShareDecision:
         target_rows=pack(decision.target_rows, INT32),
         donor_rows=pack(items.donor_rows, INT32),
         deltas=pack(deltas, INT32),
+        distances=pack(items.distances, FLOAT32),
     )

@@ -76,6 +76,10 @@ def test_a_session_outlives_its_manager_and_goes_on_sharing(clean):
         resumed(session)
         assert session.session_id == ours
         assert_counted(clean, session)
+        # What was spent of the fidelity budget stays spent.
+        with clean.admin() as admin:
+            spent = {one.request_id: one.accumulated_error for one in admin.requests()}
+        assert 0 < spent[tables.request_id] == pytest.approx(tables.errors.sum())
         before = int(tables.shared_entries.sum())
         engine.step(tables, 2 * PERIOD)
         assert engine.share(tables) > before

@@ -33,6 +33,7 @@ def decision(tables, items, generation=None):
         target_rows=tables.rows[kinds, layers, targets],
         donor_rows=tables.rows[kinds, layers, donors],
         deltas=((targets - donors) * (kinds == KEY)).astype(np.int32),
+        distances=np.full(len(targets), 0.25, np.float32),
     )
 
 
@@ -142,6 +143,7 @@ def test_a_rollback_forgets_what_was_shared_beyond_it():
     assert tables.deltas[0, 10] == 6
     assert np.count_nonzero(tables.deltas) == 1
     assert tables.shared.sum() == 1
+    assert tables.errors.sum() == 0.25
 
 
 def test_a_rollback_to_nothing_and_on():

@@ -181,7 +181,7 @@ class CloseRequests(_message.Message):
     def __init__(self, request_ids: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class ShareDecision(_message.Message):
-    __slots__ = ("decision_id", "request_id", "generation", "layers", "kinds", "targets", "target_rows", "donor_rows", "deltas")
+    __slots__ = ("decision_id", "request_id", "generation", "layers", "kinds", "targets", "target_rows", "donor_rows", "deltas", "distances")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class ShareDecision(_message.Message):
     TARGET_ROWS_FIELD_NUMBER: _ClassVar[int]
     DONOR_ROWS_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
+    DISTANCES_FIELD_NUMBER: _ClassVar[int]
     decision_id: int
     request_id: int
     generation: int
@@ -200,7 +201,8 @@ class ShareDecision(_message.Message):
     target_rows: bytes
     donor_rows: bytes
     deltas: bytes
-    def __init__(self, decision_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., layers: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., target_rows: _Optional[bytes] = ..., donor_rows: _Optional[bytes] = ..., deltas: _Optional[bytes] = ...) -> None: ...
+    distances: bytes
+    def __init__(self, decision_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., layers: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., target_rows: _Optional[bytes] = ..., donor_rows: _Optional[bytes] = ..., deltas: _Optional[bytes] = ..., distances: _Optional[bytes] = ...) -> None: ...
 
 class DecisionResult(_message.Message):
     __slots__ = ("decision_id", "applied")
