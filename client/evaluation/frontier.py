@@ -25,12 +25,14 @@ from memshare.client.transformers import describe_model
 from memshare.v1 import common_pb2
 
 LOW_BITS = (4, 8)
+# What sharing adds to a low-bit cache is measured on this one.
+COMBINED_BITS = 8
 Editor = RandomDonors | DroppedTokens | LowBits
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured: every policy, its two controls, and the low-bit caches."""
+    """What is measured: every policy, its two controls, the low-bit caches, and both together."""
 
     model: PreTrainedModel
     policies: dict[str, common_pb2.Policy]
@@ -39,7 +41,7 @@ class Evaluation:
 
     def runs_per_trace(self) -> int:
         """Measurements of one trace."""
-        return 3 * len(self.policies) + len(LOW_BITS)
+        return 4 * len(self.policies) + len(LOW_BITS)
 
     def measure(
         self, traces: Sequence[Trace], starting: Callable[[str, str], None]
@@ -62,21 +64,19 @@ class _TraceRun:
 
     def measure(self) -> Iterator[Measurement]:
         for bits in LOW_BITS:
-            yield self._known(f"{bits}-bit cache", "lever", "") or self._low_bits(bits)
+            yield self._known(f"{bits}-bit cache", "") or self._low_bits(bits)
         for name, policy in self._evaluation.policies.items():
             digest = hashlib.sha256(policy.SerializeToString(deterministic=True)).hexdigest()[:16]
-            kinds = {
-                name: "policy",
-                f"{name}: random donor": "control",
-                f"{name}: dropped": "control",
-            }
-            known = [self._known(label, kind, digest) for label, kind in kinds.items()]
-            if all(known):
-                yield from (m for m in known if m is not None)
-                continue
-            yield from self._policy(name, policy, digest)
+            labels = (name, f"{name}: random donor", f"{name}: dropped")
+            known = [found for label in labels if (found := self._known(label, digest))]
+            if len(known) == len(labels):
+                yield from known
+            else:
+                yield from self._policy(name, policy, digest)
+            label = f"{name} on {COMBINED_BITS} bits"
+            yield self._known(label, digest) or self._combined(label, policy, digest)
 
-    def _known(self, label: str, kind: str, digest: str) -> Measurement | None:
+    def _known(self, label: str, digest: str) -> Measurement | None:
         return self._evaluation.results.find(self._trace.name, self._tokens, label, digest)
 
     def _policy(self, name: str, policy: common_pb2.Policy, digest: str) -> Iterator[Measurement]:
@@ -96,6 +96,19 @@ class _TraceRun:
         for control in controls:
             fidelity = self._edited(control)
             yield self._add(f"{name}: {control.name}", "control", run.saved, fidelity, digest)
+
+    def _combined(self, label: str, policy: common_pb2.Policy, digest: str) -> Measurement:
+        evaluation, ids = self._evaluation, self._trace.ids
+        unshared = self._baseline()
+        self._starting(self._trace.name, label)
+        run = run_shared(
+            evaluation.model, ids, policy, evaluation.runtime_dir, self._first, COMBINED_BITS
+        )
+        fidelity = compare(unshared, run.log_probs, ids, self._first)
+        run.log_probs = torch.empty(0)
+        layout, _ = describe_model(evaluation.model)
+        saved = run.saved_of_16_bits(layout, COMBINED_BITS)
+        return self._add(label, "combined", saved, fidelity, digest)
 
     def _low_bits(self, bits: int) -> Measurement:
         lever = LowBits(bits)

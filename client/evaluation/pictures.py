@@ -24,26 +24,32 @@ class Point:
     kl: float
 
 
-_MARKERS = {"policy": ("o", "tab:blue"), "control": ("x", "tab:red"), "lever": ("s", "tab:green")}
+_MARKERS = {
+    "policy": ("o", "tab:blue", "policy"),
+    "control": ("x", "tab:red", "control"),
+    "lever": ("s", "tab:green", "low-bit cache (of 16 bits)"),
+    "combined": ("D", "tab:purple", "policy on an 8-bit cache (of 16 bits)"),
+}
 
 
 def draw_frontier(points: Sequence[Point], path: Path, title: str) -> None:
     """Saved bytes against KL, logarithmic."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for kind, (marker, colour) in _MARKERS.items():
+    for kind, (marker, colour, label) in _MARKERS.items():
         chosen = sorted((p for p in points if p.kind == kind), key=lambda p: p.saved)
         if not chosen:
             continue
         saved, kl = [100 * p.saved for p in chosen], [max(p.kl, 1e-6) for p in chosen]
-        axes.scatter(saved, kl, marker=marker, color=colour, label=kind, zorder=3)
-        if kind == "policy":
+        axes.scatter(saved, kl, marker=marker, color=colour, label=label, zorder=3)
+        if kind in ("policy", "combined"):
             axes.plot(saved, kl, color=colour, alpha=0.4)
         for point in chosen:
             place = (100 * point.saved, max(point.kl, 1e-6))
             axes.annotate(point.name, place, xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set(yscale="log", xlabel="KV bytes saved, %", ylabel="KL, nats per token", title=title)
+    axes.margins(x=0.15)
     axes.grid(alpha=0.3, which="both")
-    axes.legend()
+    axes.legend(loc="upper left", fontsize=8)
     _save(figure, path)
 
 

@@ -10,11 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from memshare.client.evaluation.forced import run_forced
-from memshare.client.evaluation.levers import SharedEntries
+from memshare.client.evaluation.levers import SharedEntries, quantise
 from memshare.client.session import Session
 from memshare.client.transformers import MemShareCache
 from memshare.v1 import common_pb2
 from memshare.wire.errors import MemshareError
+from memshare.wire.layout import RowLayout
 
 TABLE_BYTES_PER_TOKEN_AND_LAYER = 12
 
@@ -40,6 +41,16 @@ class SharedRun:
     over_tokens: list[tuple[int, float]] = field(default_factory=list)
     events: list[SharedEntries] = field(default_factory=list)
 
+    def saved_of_16_bits(self, layout: RowLayout, bits: int) -> float:
+        """Saved share of a 16-bit cache if rows of `bits` bits are shared.
+
+        16 bits of scale and of offset for each token and head, and the tables, are counted.
+        """
+        row = layout.key_width * 2
+        kept = 1 - (self.saved_keys + self.saved_values) / 2
+        share = (bits + 32 / layout.key_head_dim) / 16
+        return float(1 - kept * share - TABLE_BYTES_PER_TOKEN_AND_LAYER / (2 * row))
+
 
 def run_shared(
     model: PreTrainedModel,
@@ -47,13 +58,19 @@ def run_shared(
     policy: str | common_pb2.Policy,
     runtime_dir: Path,
     first_wanted: int,
+    bits: int | None = None,
 ) -> SharedRun:
     """Feed `ids` through a `MemShareCache`, waiting for the sidecar after each chunk.
+
+    With `bits`, K and V are rounded to so many bits for each token and head before they are
+    stored, as an engine with a low-bit cache would.
 
     Raises `MemshareError` if the sidecar does not keep up or goes away.
     """
     session = MemShareCache.attach(model, policy=policy, runtime_dir=runtime_dir, tenant="")
     with session, MemShareCache(model, session) as cache:
+        if bits is not None:
+            _round_what_is_written(cache, bits)
         run = SharedRun(torch.empty(0))
         before = np.zeros((2, session.layout.num_layers, 0), np.bool_)
 
@@ -76,6 +93,15 @@ def run_shared(
         run.by_layer = before.mean(axis=2)
         run.saved_keys, run.saved_values = run.by_layer.mean(axis=1)
     return run
+
+
+def _round_what_is_written(cache: MemShareCache, bits: int) -> None:
+    write = cache.batch.write
+
+    def write_rounded(layer: int, kind: int, states: torch.Tensor) -> None:
+        write(layer, kind, quantise(states, bits, dim=-1))
+
+    cache.batch.write = write_rounded  # type: ignore[method-assign]
 
 
 def saved_share(session: Session, shared: np.ndarray) -> float:
