@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from memshare.client.allocator import Rows
+from memshare.client.options import SessionOptions
 from memshare.client.tables import KEY, VALUE, RowTables, TableDecision
 from memshare.v1 import manager_pb2
 from memshare.wire import packing
+from memshare.wire.layout import RowLayout
+from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
+
+
+def hello_message(
+    layout: RowLayout,
+    options: SessionOptions,
+    token: bytes,
+    resume: manager_pb2.Resume | None,
+) -> manager_pb2.Hello:
+    """What an engine introduces itself with."""
+    hello = manager_pb2.Hello(
+        min_protocol=MIN_PROTOCOL,
+        max_protocol=MAX_PROTOCOL,
+        client_version=VERSION,
+        capabilities=options.capabilities,
+        token=token,
+        pid=os.getpid(),
+        engine=options.engine,
+        tenant=options.tenant,
+        layout=layout.to_proto(),
+        max_rows=options.max_rows,
+        row_mode_obstacle=options.row_mode_obstacle,
+        resume=resume,
+    )
+    if isinstance(options.policy, str):
+        hello.policy_name = options.policy
+    elif options.policy is not None:
+        hello.policy.CopyFrom(options.policy)
+    return hello
 
 
 def open_message(tables: RowTables) -> manager_pb2.OpenRequest:

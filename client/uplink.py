@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from memshare.client.allocator import RowAllocator, Rows
-from memshare.client.messages import decision_from_proto
+from memshare.client.messages import decision_from_proto, hello_message
 from memshare.client.options import SessionOptions, SessionStatistics
 from memshare.client.stream import ManagerStream
 from memshare.client.tables import TableDecision
@@ -36,7 +36,6 @@ from memshare.wire.errors import (
 from memshare.wire.handoff import PoolConnection
 from memshare.wire.layout import RowLayout
 from memshare.wire.runtime import RuntimeDirectory
-from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
 
 ATTACHED: Final = "attached"
 DETACHED: Final = "detached-by-manager"
@@ -293,26 +292,8 @@ class Uplink:
     def _greet(
         self, stream: ManagerStream, resume: manager_pb2.Resume | None
     ) -> manager_pb2.Welcome:
-        options = self._options
-        hello = manager_pb2.Hello(
-            min_protocol=MIN_PROTOCOL,
-            max_protocol=MAX_PROTOCOL,
-            client_version=VERSION,
-            capabilities=options.capabilities,
-            token=self._connection.token,
-            pid=os.getpid(),
-            engine=options.engine,
-            tenant=options.tenant,
-            layout=self._layout.to_proto(),
-            max_rows=options.max_rows,
-            row_mode_obstacle=options.row_mode_obstacle,
-            resume=resume,
-        )
-        if isinstance(options.policy, str):
-            hello.policy_name = options.policy
-        elif options.policy is not None:
-            hello.policy.CopyFrom(options.policy)
-        welcome = stream.attach(hello, options.timeout)
+        hello = hello_message(self._layout, self._options, self._connection.token, resume)
+        welcome = stream.attach(hello, self._options.timeout)
         if welcome.mode_reason:
             _log.warning("memshare: %s", welcome.mode_reason)
         return welcome

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -12,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from memshare.wire.errors import InvalidArgument
 from memshare.wire.runtime import default_directory
+from memshare.wire.settings import read_table
 
 ENV_PREFIX: Final = "MEMSHARE_AGENT_"
 TABLE: Final = "agent"
@@ -68,7 +68,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> AgentSettings:
     `InvalidArgument` naming each wrong key, its value and where it was set.
     """
     given = {key: value for key, value in flags.items() if value is not None}
-    table = _read_table(config) if config is not None else {}
+    table = read_table(config, TABLE) if config is not None else {}
     known = {name.upper() for name in AgentSettings.model_fields}
     variables = {
         name.removeprefix(ENV_PREFIX).lower() for name in os.environ if name.startswith(ENV_PREFIX)
@@ -104,18 +104,3 @@ def _source(name: str, given: dict[str, Any], variables: set[str], config: Path 
 def _environment(variables: set[str]) -> str:
     names = sorted(ENV_PREFIX + name.upper() for name in variables)
     return ", ".join(f"{name}={os.environ.get(name)!r}" for name in names)
-
-
-def _read_table(config: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(config.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgument(f"{config}: {error}") from None
-    # Other tables belong to other processes; a bare key belongs to nobody.
-    for key, value in content.items():
-        if not isinstance(value, dict):
-            raise InvalidArgument(
-                f"{key} = {value!r} ({config}): settings belong into the [{TABLE}] table", field=key
-            )
-    table: dict[str, Any] = content.get(TABLE, {})
-    return table

@@ -19,10 +19,10 @@ import structlog
 
 from memshare.gpu_agent.config import AgentSettings
 from memshare.gpu_agent.handoff import HandoffServer
-from memshare.gpu_agent.logs import configure_logging
 from memshare.gpu_agent.pool import HostPool
 from memshare.gpu_agent.supervisor import keep_worker
 from memshare.wire.errors import MemshareError
+from memshare.wire.logs import configure_logging
 from memshare.wire.runtime import RuntimeDirectory
 from memshare.wire.sockets import claimed_path
 

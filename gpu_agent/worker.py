@@ -23,7 +23,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memshare.gpu_agent.config import AgentSettings
-from memshare.gpu_agent.logs import configure_logging
 from memshare.gpu_agent.operations import AgentOperations
 from memshare.gpu_agent.pool import HostPool
 from memshare.gpu_agent.search import SEARCHES
@@ -33,6 +32,7 @@ from memshare.gpu_agent.warmup import warm_up
 from memshare.kernels import get_kernels
 from memshare.v1 import agent_pb2, agent_pb2_grpc
 from memshare.wire.errors import MemshareError
+from memshare.wire.logs import configure_logging
 from memshare.wire.runtime import RuntimeDirectory
 from memshare.wire.sockets import claimed_path
 

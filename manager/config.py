@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from memshare.manager.policy import DEFAULT_POLICY, Adaptive, Mode, Policy, Stage, preset
 from memshare.wire.errors import InvalidArgument
 from memshare.wire.runtime import default_directory
+from memshare.wire.settings import read_table
 
 ENV_PREFIX: Final = "MEMSHARE_MANAGER_"
 TABLE: Final = "manager"
@@ -102,7 +102,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> ManagerSettings:
     """
     sources: dict[str, str] = {}
     values: dict[str, Any] = {}
-    table = _read_table(config) if config is not None else {}
+    table = read_table(config, TABLE) if config is not None else {}
     environment = {
         key.removeprefix(ENV_PREFIX).lower(): value
         for key, value in os.environ.items()
@@ -125,18 +125,3 @@ def load_settings(config: Path | None = None, **flags: Any) -> ManagerSettings:
             value = values.get(name) if name in values else problem["input"]
             problems.append(f"{key} = {value!r} ({source}): {problem['msg']}")
         raise InvalidArgument("; ".join(problems), field=str(error.errors()[0]["loc"])) from None
-
-
-def _read_table(config: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(config.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgument(f"{config}: {error}") from None
-    # Other tables belong to other processes; a bare key belongs to nobody.
-    for key, value in content.items():
-        if not isinstance(value, dict):
-            raise InvalidArgument(
-                f"{key} = {value!r} ({config}): settings belong into the [{TABLE}] table", field=key
-            )
-    table: dict[str, Any] = content.get(TABLE, {})
-    return table

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,6 +23,7 @@ from memshare.manager.manager import Manager
 from memshare.manager.service import ManagerService
 from memshare.v1 import admin_pb2, admin_pb2_grpc, manager_pb2, manager_pb2_grpc
 from memshare.wire.errors import MemshareError
+from memshare.wire.logs import configure_logging
 from memshare.wire.runtime import RuntimeDirectory
 from memshare.wire.sockets import claimed_path
 from memshare.wire.version import VERSION
@@ -44,7 +43,7 @@ _log = structlog.get_logger("memshare.manager")
 
 def run_manager(settings: ManagerSettings) -> int:
     """Serve until SIGTERM or SIGINT; returns the process's exit code."""
-    _set_up_logging(settings)
+    configure_logging(settings.log_format, settings.log_level)
     try:
         asyncio.run(serve(settings))
     except MemshareError as error:
@@ -131,21 +130,3 @@ async def _set_health(service: HealthServicer, *, serving: bool) -> None:
     status = health_pb2.HealthCheckResponse.ServingStatus
     for name in ("", *_SERVICES):
         await service.set(name, status.Value("SERVING" if serving else "NOT_SERVING"))
-
-
-def _set_up_logging(settings: ManagerSettings) -> None:
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    if settings.log_format == "json":
-        renderer = structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

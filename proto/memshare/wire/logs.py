@@ -1,4 +1,4 @@
-"""Logging of the agent's processes: structured, to standard error."""
+"""Logging of the sidecar's processes: structured, to standard error."""
 
 from __future__ import annotations
 
