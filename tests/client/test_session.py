@@ -578,9 +578,9 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(sidecar, policy, words
 
 
 def test_a_client_of_another_protocol_is_refused_by_both_versions(sidecar, monkeypatch):
-    monkeypatch.setattr("memshare.client.uplink.MIN_PROTOCOL", 7)
-    monkeypatch.setattr("memshare.client.uplink.MAX_PROTOCOL", 9)
-    monkeypatch.setattr("memshare.client.uplink.VERSION", "7.0.0")
+    monkeypatch.setattr("memshare.client.messages.MIN_PROTOCOL", 7)
+    monkeypatch.setattr("memshare.client.messages.MAX_PROTOCOL", 9)
+    monkeypatch.setattr("memshare.client.messages.VERSION", "7.0.0")
     with pytest.raises(VersionMismatch, match=r"engine 7\.0\.0 .* 7 to 9.*upgrade the older"):
         attach(LAYOUT, SessionOptions(runtime_dir=sidecar.runtime.path))
     monkeypatch.setattr("memshare.wire.handoff.MIN_PROTOCOL", 7)
