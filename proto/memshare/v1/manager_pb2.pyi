@@ -251,16 +251,18 @@ class Draining(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("session_id", "epoch", "lease", "table")
+    __slots__ = ("session_id", "epoch", "lease", "table", "end")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     lease: SnapshotLease
     table: SnapshotTable
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., lease: _Optional[_Union[SnapshotLease, _Mapping]] = ..., table: _Optional[_Union[SnapshotTable, _Mapping]] = ...) -> None: ...
+    end: SnapshotEnd
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., lease: _Optional[_Union[SnapshotLease, _Mapping]] = ..., table: _Optional[_Union[SnapshotTable, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class SnapshotLease(_message.Message):
     __slots__ = ("rows",)
@@ -269,7 +271,7 @@ class SnapshotLease(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotTable(_message.Message):
-    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error")
+    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error", "start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +280,7 @@ class SnapshotTable(_message.Message):
     VALUE_ROWS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     generation: int
     first_token: int
@@ -286,7 +289,14 @@ class SnapshotTable(_message.Message):
     value_rows: bytes
     shared: bytes
     accumulated_error: float
-    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ...) -> None: ...
+    start: int
+    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ..., start: _Optional[int] = ...) -> None: ...
+
+class SnapshotEnd(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: int
+    def __init__(self, parts: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("live_rows", "leased_rows")
