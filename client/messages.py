@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from memshare.v1 import manager_pb2
 from memshare.wire import packing
 from memshare.wire.layout import RowLayout
 from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
+
+# Far below the largest message, so that a long request's tables go out in pieces.
+MESSAGE_BYTES: Final = 4 << 20
+# The K and the V row and a flag for each.
+_BYTES_PER_ENTRY: Final = 10
 
 
 def hello_message(
@@ -114,21 +120,40 @@ def snapshot_messages(
 ) -> list[manager_pb2.SnapshotRequest]:
     """Everything this session holds: rows in no sealed table entry, then the sealed tables."""
     unsealed = np.concatenate([held, *(t.unsealed_rows() for t in (*opened, *unopened))])
-    lease = manager_pb2.SnapshotLease(
-        rows=packing.pack(unsealed[unsealed < num_rows], packing.INT32)
-    )
-    parts = [manager_pb2.SnapshotRequest(session_id=session_id, epoch=epoch, lease=lease)]
-    for table in opened:
-        sealed = table.sealed
-        part = manager_pb2.SnapshotTable(
-            request_id=table.request_id,
-            generation=table.generation,
-            first_token=table.first_token,
-            num_tokens=sealed,
-            key_rows=packing.pack(table.rows[KEY, :, :sealed], packing.INT32),
-            value_rows=packing.pack(table.rows[VALUE, :, :sealed], packing.INT32),
-            shared=packing.pack(table.shared[:, :, :sealed], packing.UINT8),
-            accumulated_error=float(table.errors[:sealed].sum()),
+    leased = unsealed[unsealed < num_rows]
+    parts = [
+        manager_pb2.SnapshotRequest(
+            lease=manager_pb2.SnapshotLease(rows=packing.pack(piece, packing.INT32))
         )
-        parts.append(manager_pb2.SnapshotRequest(session_id=session_id, epoch=epoch, table=part))
+        for piece in np.array_split(leased, max(1, -(-leased.nbytes // MESSAGE_BYTES)))
+    ]
+    for table in opened:
+        step = tokens_per_message(table.num_layers)
+        # A table that has sealed nothing any more still is an open request.
+        for start in range(0, max(1, table.sealed), step):
+            end = min(start + step, table.sealed)
+            parts.append(manager_pb2.SnapshotRequest(table=_table_part(table, start, end)))
+    last = manager_pb2.SnapshotEnd(parts=len(parts))
+    parts.append(manager_pb2.SnapshotRequest(end=last))
+    for part in parts:
+        part.session_id, part.epoch = session_id, epoch
     return parts
+
+
+def tokens_per_message(num_layers: int) -> int:
+    """How many tokens' entries of a table go into one message."""
+    return max(1, MESSAGE_BYTES // (num_layers * _BYTES_PER_ENTRY))
+
+
+def _table_part(table: RowTables, start: int, end: int) -> manager_pb2.SnapshotTable:
+    return manager_pb2.SnapshotTable(
+        request_id=table.request_id,
+        generation=table.generation,
+        first_token=table.first_token,
+        start=start,
+        num_tokens=end - start,
+        key_rows=packing.pack(table.rows[KEY, :, start:end], packing.INT32),
+        value_rows=packing.pack(table.rows[VALUE, :, start:end], packing.INT32),
+        shared=packing.pack(table.shared[:, :, start:end], packing.UINT8),
+        accumulated_error=float(table.errors[start:end].sum()),
+    )

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from memshare.client.allocator import RowAllocator
+from memshare.client.allocator import RowAllocator, Rows
 from memshare.client.memory import MappedPool
 from memshare.client.messages import (
+    MESSAGE_BYTES,
     close_message,
     open_message,
     seal_message,
     snapshot_messages,
+    tokens_per_message,
     truncate_message,
 )
 from memshare.client.options import SessionOptions, SessionStatistics
@@ -138,8 +140,10 @@ class Session:
         With `wait` (a prompt) this may block up to the session's timeout for a grant and
         raises `PoolExhausted` when the sidecar has no such rows. Without (a decode step) it
         never waits: rows that are not at hand come from the private overflow, and
-        `PoolExhausted` is raised only when that is used up too.
+        `PoolExhausted` is raised only when that is used up too. Raises `PoolLost` once the
+        session is closed, and in a forked child.
         """
+        self._check_open()
         for table in tables:
             need = table.rows_needed(tokens)
             if need == 0:
@@ -148,7 +152,7 @@ class Session:
             with self._uplink.lock:
                 rows = self._allocator.take(need)
                 if rows is None and wait:
-                    rows = self._uplink.wait_for_rows(need, self._rows_ahead())
+                    rows = self._await_rows(need)
                 private = rows is None
                 if rows is None:
                     rows = self._allocator.take_overflow(need)
@@ -157,6 +161,7 @@ class Session:
 
     def truncate(self, tables: RowTables, length: int) -> None:
         """Forget the tokens of a request from `length` on (a rollback)."""
+        self._check_open()
         with self._uplink.lock:
             sealed, generation = tables.sealed, tables.generation
             self._allocator.give_back(tables.truncate(length))
@@ -167,6 +172,8 @@ class Session:
 
     def close_requests(self, tables: Iterable[RowTables]) -> None:
         """End requests; nothing may read their rows any more."""
+        if self.state == CLOSED:
+            return  # all was given back, or is the parent's of this forked process
         with self._uplink.lock:
             ended = [t for t in tables if self._tables.pop(t.request_id, None) is t]
             for table in ended:
@@ -175,10 +182,7 @@ class Session:
             if known:
                 self._send(close_requests=close_message(known))
                 self._complete_step()
-            surplus = self._allocator.trim(4 * self._rows_ahead())
-            if len(surplus):
-                rows = packing.pack(surplus, packing.INT32)
-                self._send(return_rows=manager_pb2.ReturnRows(rows=rows))
+            self._return_surplus()
 
     # ---- steps ----------------------------------------------------------------------------
 
@@ -229,6 +233,28 @@ class Session:
 
     # ---- inside ---------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self.state == CLOSED:
+            raise PoolLost(
+                f"session {self.session_id} is closed in this process (it was detached, or this "
+                "is a forked child): its rows may be another engine's by now; attach anew"
+            )
+
+    def _await_rows(self, need: int) -> Rows | None:
+        try:
+            return self._uplink.wait_for_rows(need, self._rows_ahead())
+        except MemshareError:
+            # What came in pieces helps nobody while the rest is missing.
+            self._return_surplus()
+            raise
+
+    def _return_surplus(self) -> None:
+        surplus = self._allocator.trim(4 * self._rows_ahead())
+        for piece in np.array_split(surplus, -(-surplus.nbytes // MESSAGE_BYTES) or 1):
+            if len(piece):
+                rows = packing.pack(piece, packing.INT32)
+                self._send(return_rows=manager_pb2.ReturnRows(rows=rows))
+
     def _rows_ahead(self) -> int:
         requests = max(1, len(self._tables))
         return requests * self.options.ahead_tokens * 2 * self.layout.num_layers
@@ -240,10 +266,11 @@ class Session:
         if not tables.opened:
             tables.opened = True
             self._send(open_request=open_message(tables))
-        end = tables.seal_limit()
-        self._send(seal_tokens=seal_message(tables, end))
-        self.statistics.sealed_tokens += end - tables.sealed
-        tables.sealed = end
+        while tables.sealed < tables.seal_limit():
+            end = min(tables.seal_limit(), tables.sealed + tokens_per_message(tables.num_layers))
+            self._send(seal_tokens=seal_message(tables, end))
+            self.statistics.sealed_tokens += end - tables.sealed
+            tables.sealed = end
 
     def _bring_home(self, tables: RowTables) -> None:
         """Move a request's oldest tokens from the overflow to the leased rows that are left."""

@@ -106,8 +106,10 @@ class Uplink:
     def ask_for_rows(self, count: int) -> None:
         """Ask for a lease unless one is on its way. Never waits.
 
-        If the last one was refused because fewer rows were left, those are asked for.
+        If the last one was refused because fewer rows were left, those are asked for. Very many
+        come in pieces: ask again.
         """
+        count = min(count, MAX_LEASED_ROWS)
         with self.lock:
             if self._lease_asked is not None or self.state != ATTACHED:
                 return
@@ -323,6 +325,8 @@ def _rows_left(refused: PoolExhausted) -> int:
     return max(0, left)
 
 
+# So many rows in one lease make a message of 16 MiB.
+MAX_LEASED_ROWS: Final = 1 << 22
 # Beyond this many unread messages the manager is behind: sealing waits, nothing is lost.
 MAX_QUEUED_MESSAGES: Final = 1024
 _live_uplinks: weakref.WeakSet[Uplink] = weakref.WeakSet()

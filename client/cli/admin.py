@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 import grpc
 
+from memshare.client.stream import open_channel
 from memshare.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from memshare.wire.errors import ManagerUnavailable
 from memshare.wire.runtime import RuntimeDirectory
@@ -22,7 +23,7 @@ class AdminClient:
     def __init__(self, runtime: RuntimeDirectory, timeout: float = TIMEOUT) -> None:
         self._socket = runtime.manager_socket
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(f"unix:{self._socket}")
+        self._channel = open_channel(self._socket)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Self:

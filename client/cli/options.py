@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from memshare.client.cli.units import parse_bytes
 from memshare.wire.runtime import ENVIRONMENT, RuntimeDirectory
+
+# What the protocol's numbers hold.
+UINT32_MAX: Final = (1 << 32) - 1
+UINT64_MAX: Final = (1 << 64) - 1
 
 
 def parse_runtime(text: str) -> RuntimeDirectory:
@@ -39,7 +43,10 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
 ]
 SessionOption = Annotated[
-    int, typer.Option("--session", "-s", min=0, help="A session's id; 0 is all, or the default.")
+    int,
+    typer.Option(
+        "--session", "-s", min=0, max=UINT64_MAX, help="A session's id; 0 is all, or the default."
+    ),
 ]
 PoolBytesOption = Annotated[
     int | None,

@@ -9,7 +9,13 @@ import typer
 
 from memshare.client.cli import output
 from memshare.client.cli.admin import AdminClient
-from memshare.client.cli.options import JsonOption, RuntimeOption, SessionOption, chosen
+from memshare.client.cli.options import (
+    UINT32_MAX,
+    JsonOption,
+    RuntimeOption,
+    SessionOption,
+    chosen,
+)
 from memshare.client.cli.show import MODES
 from memshare.v1 import common_pb2
 
@@ -114,10 +120,16 @@ def set_(
         float | None, typer.Option(min=0, help="The same for values.")
     ] = None,
     min_age: Annotated[
-        int | None, typer.Option(min=0, help="Newer tokens that must exist before one is shared.")
+        int | None,
+        typer.Option(
+            min=0, max=UINT32_MAX, help="Newer tokens that must exist before one is shared."
+        ),
     ] = None,
     protected_tokens: Annotated[
-        int | None, typer.Option(min=0, help="First tokens of a request that are never shared.")
+        int | None,
+        typer.Option(
+            min=0, max=UINT32_MAX, help="First tokens of a request that are never shared."
+        ),
     ] = None,
     fidelity_budget: Annotated[
         float | None,

@@ -90,6 +90,32 @@ def test_a_session_outlives_its_manager_and_goes_on_sharing(clean):
         assert session.statistics.rejected == 0
 
 
+def test_a_long_request_comes_back_in_pieces(clean, monkeypatch):
+    # As if its tables were far larger than a message.
+    monkeypatch.setattr("memshare.client.messages.MESSAGE_BYTES", 256)
+    monkeypatch.setattr("memshare.client.uplink.MAX_LEASED_ROWS", 100)
+    with attached(clean) as session:
+        engine = TinyEngine(session)
+        tables, empty = engine.open(), engine.open()
+        engine.step(tables, 5 * PERIOD + 3)
+        engine.step(empty, 20)
+        assert engine.share(tables)
+        session.truncate(empty, 0)
+        clean.kill_manager()
+        wait_for(lambda: session.state == "detached-by-manager", "the session to notice")
+        clean.start_manager()
+        resumed(session)
+        assert_counted(clean, session)
+        with clean.admin() as admin:
+            (one,) = [one for one in admin.requests() if one.sealed_tokens]
+        assert one.sealed_tokens == tables.sealed
+        assert one.accumulated_error == pytest.approx(tables.errors.sum())
+        engine.step(tables, 2 * PERIOD)
+        assert engine.share(tables)
+        engine.assert_intact(tables)
+        assert session.statistics.rejected == 0
+
+
 def test_a_session_that_sealed_nothing_keeps_its_rows_over_a_restart(clean):
     with attached(clean) as session:
         engine = TinyEngine(session)

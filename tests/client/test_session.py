@@ -680,3 +680,53 @@ def test_values_and_keys_have_rows_of_their_own(sidecar):
         named = tables.rows[:, :, :40]
         assert len(np.unique(named)) == named.size
         assert not np.intersect1d(named[KEY], named[VALUE]).size
+
+
+def test_a_closed_session_touches_no_row_any_more(sidecar):
+    session = attach(LAYOUT, SessionOptions(runtime_dir=sidecar.runtime.path))
+    engine = TinyEngine(session)
+    tables = engine.open()
+    engine.step(tables, 5)
+    session.detach()
+    # There is room in the tables' last block, so that no new row would be needed.
+    for use in (
+        lambda: session.reserve([tables], 1, wait=False),
+        lambda: session.truncate(tables, 1),
+        session.open_request,
+    ):
+        with pytest.raises(PoolLost, match="closed"):
+            use()
+    session.close_requests([tables])
+
+
+def test_a_forked_child_cannot_write_into_its_parents_rows(sidecar):
+    with attach(LAYOUT, SessionOptions(runtime_dir=sidecar.runtime.path)) as session:
+        engine = TinyEngine(session)
+        tables = engine.open()
+        engine.step(tables, 40)
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.step(tables)
+            except PoolLost as error:
+                os._exit(0 if "forked child" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        engine.step(tables)
+        engine.assert_intact(tables)
+
+
+def test_a_refused_prompt_gives_back_what_came_in_pieces(sidecar, monkeypatch):
+    monkeypatch.setattr("memshare.client.uplink.MAX_LEASED_ROWS", 1000)
+    with attach(LAYOUT, SessionOptions(runtime_dir=sidecar.runtime.path)) as session:
+        engine = TinyEngine(session)
+        tables = engine.open()
+        with sidecar.admin() as admin:
+            rows = admin.status().rows
+            with pytest.raises(PoolExhausted):
+                engine.step(tables, int(rows.total) // PER_TOKEN + 1)
+            session.synchronise()
+            kept = admin.status().rows.leased
+        assert kept <= 4 * session.options.ahead_tokens * PER_TOKEN
+        engine.step(tables, 40)
+        engine.assert_intact(tables)

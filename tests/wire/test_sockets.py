@@ -190,3 +190,10 @@ def test_the_kernel_names_the_peer(kind):
     with ours, theirs:
         peer = peer_credentials(ours)
     assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.getuid(), os.getgid())
+
+
+def test_a_file_that_is_no_socket_is_left_alone(path):
+    path.write_text("precious")
+    with pytest.raises(SocketInUse, match="not a socket"), claimed_path(path):
+        pass
+    assert path.read_text() == "precious"

@@ -112,6 +112,9 @@ def connect_pool(path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0) -
         )
         connection.send(handoff_pb2.PoolPacket(request=request).SerializeToString())
         packet, descriptor = receive_packet(connection)
+    except PermissionError as error:
+        connection.close()
+        raise PeerRefused(_no_entry(path)) from error
     except (OSError, EOFError, ValueError) as error:
         connection.close()
         raise AgentUnavailable(
@@ -128,3 +131,15 @@ def connect_pool(path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0) -
     connection.settimeout(None)
     grant = packet.grant
     return PoolConnection(connection, descriptor, grant.pool, grant.token, grant.token_key)
+
+
+def _no_entry(path: Path) -> str:
+    try:
+        owner = f"uid {path.parent.stat().st_uid}"
+    except OSError:
+        owner = "another user"
+    return (
+        f"uid {os.getuid()} may not open {path}, whose directory belongs to {owner}: run the "
+        "engine as that user, or list it in the agent's allowed_uids and let it enter the "
+        "directory"
+    )

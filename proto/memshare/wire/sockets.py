@@ -56,7 +56,8 @@ def claimed_path(path: Path) -> Iterator[bool]:
 
     The lock file beside the path is held with flock, so that two starting processes cannot
     both find the path dead. Yields whether a dead socket was swept away. Raises
-    `SocketInUse` if a live process serves the path or is about to.
+    `SocketInUse` if a live process serves the path or is about to, and if something that is no
+    socket lies there.
     """
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -75,6 +76,11 @@ def claimed_path(path: Path) -> Iterator[bool]:
                 path=path,
             )
         swept = path.exists()
+        if swept and not path.is_socket():
+            raise SocketInUse(
+                f"{path} is not a socket: remove it, or choose another runtime directory",
+                path=path,
+            )
         path.unlink(missing_ok=True)
         try:
             yield swept
