@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memshare.manager.rows import NOBODY, Mask, Rows, RowState
-from memshare.manager.tables import OWN, SHARED, RequestTable
+from memshare.manager.tables import OWN, SHARED, RequestTable, require_room
 from memshare.wire.errors import InvalidArgument, PoolExhausted, RowNotHeld
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SnapshotTable:
-    """The sealed part of one request's row tables, each array [num_layers, n] or flat.
+    """Sealed tokens of one request's row tables, each array [num_layers, n] or flat.
 
-    `shared` is [2, num_layers, n] or flat: where the entry names a donor's row.
+    `shared` is [2, num_layers, n] or flat: where the entry names a donor's row. A request may
+    come in several, one after the other; `start` is the first token of this one.
     """
 
     request_id: int
@@ -30,6 +31,7 @@ class SnapshotTable:
     value_rows: Rows
     shared: Mask
     accumulated_error: float = 0.0
+    start: int = 0
 
 
 @dataclass
@@ -52,9 +54,8 @@ def restore(state: ManagerState, session_id: int, snapshot: Snapshot, *, approxi
     if session.requests or session.condemned or pool.held_by(session.slot):
         raise InvalidArgument(f"session {session_id} holds rows already: restore it once")
     leases = _joined(snapshot.leases)
-    tables = [_built(session, table, approximate) for table in snapshot.tables]
-    if len({table.request_id for table in tables}) != len(tables):
-        raise InvalidArgument("the snapshot names a request twice", field="request_id")
+    requests = _built(session, snapshot.tables, approximate)
+    tables = list(requests.values())
     owned = _joined([table.rows[table.entries == OWN] for table in tables])
     shared = _joined([table.rows[table.entries == SHARED] for table in tables])
     pool.require_rows(np.concatenate((leases, owned)), "snapshot")
@@ -79,15 +80,43 @@ def restore(state: ManagerState, session_id: int, snapshot: Snapshot, *, approxi
     pool.add_references(owned)
     pool.add_references(shared)
     session.leased = len(leases)
-    session.requests = {table.request_id: table for table in tables}
+    session.requests = requests
 
 
 def _joined(arrays: list[Rows]) -> Rows:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int32)
 
 
-def _built(session: Session, part: SnapshotTable, approximate: bool) -> RequestTable:
-    per_token = 2 * session.num_layers
+def _built(
+    session: Session, parts: list[SnapshotTable], approximate: bool
+) -> dict[int, RequestTable]:
+    requests: dict[int, RequestTable] = {}
+    for part in parts:
+        table = requests.get(part.request_id)
+        if table is None:
+            require_room(requests)
+            table = requests[part.request_id] = RequestTable(
+                part.request_id, part.generation, part.first_token, session.num_layers
+            )
+        elif not part.key_rows.size:
+            raise InvalidArgument(
+                f"the snapshot names request {part.request_id} twice", field="request_id"
+            )
+        _append(table, part, approximate)
+    return requests
+
+
+def _append(table: RequestTable, part: SnapshotTable, approximate: bool) -> None:
+    """Add a part to what came before it. Raises `InvalidArgument` if it does not go on there."""
+    before = (table.generation, table.first_token, table.sealed)
+    if (part.generation, part.first_token, part.start) != before:
+        raise InvalidArgument(
+            f"request {part.request_id}: a part of generation {part.generation}, first_token "
+            f"{part.first_token}, starts at {part.start}; expected generation {before[0]}, "
+            f"first_token {before[1]}, start {before[2]}",
+            field="table",
+        )
+    per_token = 2 * table.num_layers
     rows = np.concatenate((part.key_rows, part.value_rows), axis=None)
     if (
         part.key_rows.size != part.value_rows.size
@@ -97,7 +126,7 @@ def _built(session: Session, part: SnapshotTable, approximate: bool) -> RequestT
         raise InvalidArgument(
             f"request {part.request_id}: {part.key_rows.size} key rows, {part.value_rows.size} "
             f"value rows and {part.shared.size} shared flags are no whole number of tokens of "
-            f"{session.num_layers} layers",
+            f"{table.num_layers} layers",
             field="table",
         )
     if not (np.isfinite(part.accumulated_error) and part.accumulated_error >= 0):
@@ -105,18 +134,16 @@ def _built(session: Session, part: SnapshotTable, approximate: bool) -> RequestT
             f"request {part.request_id}: accumulated_error is {part.accumulated_error}",
             field="accumulated_error",
         )
-    shape = (2, session.num_layers, rows.size // per_token)
-    table = RequestTable(part.request_id, part.generation, part.first_token, session.num_layers)
+    shape = (2, table.num_layers, rows.size // per_token)
     shared = part.shared.reshape(shape)
     table.append(rows.reshape(shape), np.where(shared, SHARED, OWN).astype(np.uint8))
     positions = np.flatnonzero(shared.any(axis=(0, 1)))
     if len(positions):
         # Which entry cost how much is not known any more: spread it.
-        table.errors[shared] = part.accumulated_error / int(shared.sum())
-        table.error = part.accumulated_error
-        if approximate or part.accumulated_error > 0:
-            table.taint = int(positions[0])
-    return table
+        table.errors[:, :, part.start :][shared] = part.accumulated_error / int(shared.sum())
+        table.error += part.accumulated_error
+        if table.taint < 0 and (approximate or part.accumulated_error > 0):
+            table.taint = part.start + int(positions[0])
 
 
 def _require_state(

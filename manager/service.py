@@ -24,6 +24,7 @@ from memshare.wire.version import VERSION
 CAPABILITIES: Final = ("row-tables", "exact", "observe", "resume")
 _BREAK_SECONDS: Final = 0.02
 _MAX_SNAPSHOT_IDS: Final = 1 << 30
+_MAX_SNAPSHOT_PARTS: Final = 1 << 17
 _log = structlog.get_logger("memshare.manager")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -139,19 +140,38 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
     async def _restore(
         self, parts: AsyncIterator[manager_pb2.SnapshotRequest]
     ) -> manager_pb2.SnapshotResponse:
-        snapshot, engine, size = Snapshot(), None, 0
+        snapshot, engine, count, size, ended = Snapshot(), None, 0, 0, False
         async for part in parts:
+            if ended:
+                raise InvalidArgument("a message came after the end of the snapshot", field="end")
             engine = self._resumed(part.session_id, part.epoch, engine)
-            if part.HasField("lease"):
+            kind = part.WhichOneof("part")
+            if kind == "lease":
                 snapshot.leases.append(unpack(part.lease.rows, INT32, "lease.rows"))
                 size += len(snapshot.leases[-1])
-            elif part.HasField("table"):
+            elif kind == "table":
                 snapshot.tables.append(_table(part.table, engine.layout.num_layers))
                 size += 2 * len(snapshot.tables[-1].key_rows)
-            if size > _MAX_SNAPSHOT_IDS:
-                raise InvalidArgument(f"a snapshot names at most {_MAX_SNAPSHOT_IDS} rows")
-        if engine is None:
-            raise InvalidArgument("the snapshot is empty: send one message with the session's id")
+            elif kind != "end":
+                raise InvalidArgument("a message of the snapshot is empty or unknown", field="part")
+            elif part.end.parts != count:
+                raise InvalidArgument(
+                    f"{count} messages came before the end of the snapshot, it says "
+                    f"{part.end.parts}",
+                    field="end.parts",
+                )
+            ended = kind == "end"
+            count += 1
+            if size > _MAX_SNAPSHOT_IDS or count > _MAX_SNAPSHOT_PARTS:
+                raise InvalidArgument(
+                    f"a snapshot names at most {_MAX_SNAPSHOT_IDS} rows in {_MAX_SNAPSHOT_PARTS} "
+                    "messages"
+                )
+        # A stream that breaks off looks like one that was closed: only its end tells them apart.
+        if engine is None or not ended:
+            raise InvalidArgument(
+                f"the snapshot breaks off after {count} messages: its end is missing", field="end"
+            )
         # The stream may have ended, or the pool, while the parts came in.
         engine = self._resumed(engine.session_id, engine.session.epoch, engine)
         self._manager.restore(engine, snapshot)
@@ -185,6 +205,7 @@ def _table(table: manager_pb2.SnapshotTable, num_layers: int) -> SnapshotTable:
         unpack(table.value_rows, INT32, "table.value_rows", count),
         shared.astype(bool),
         table.accumulated_error,
+        table.start,
     )
 
 

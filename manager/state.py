@@ -7,7 +7,6 @@ and raises a `memshare.wire.errors` kind; after an error the state is what it wa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,8 @@ from memshare.manager import decisions, integrity, recovery
 from memshare.manager.decisions import Candidates, Decision, Resolution
 from memshare.manager.rows import Rows
 from memshare.manager.sessions import SLICE, Session, SessionState
-from memshare.manager.tables import RequestTable
+from memshare.manager.tables import RequestTable, require_room
 from memshare.wire.errors import InvalidArgument, StaleGeneration, UnknownRequest
-
-MAX_TOKENS: Final = 1 << 24
 
 
 class ManagerState(SessionState):
@@ -44,7 +41,7 @@ class ManagerState(SessionState):
     def open_request(
         self, session_id: int, request_id: int, generation: int, first_token: int = 0
     ) -> RequestTable:
-        """Begin a request. Raises `InvalidArgument` if it is open already."""
+        """Begin a request. Raises `InvalidArgument` if it is open already, or too many are."""
         session = self.session(session_id)
         if request_id in session.requests:
             raise InvalidArgument(
@@ -52,10 +49,7 @@ class ManagerState(SessionState):
                 f"{session.requests[request_id].generation}",
                 field="request_id",
             )
-        if not 0 <= first_token <= MAX_TOKENS:
-            raise InvalidArgument(
-                f"first_token is {first_token}, must be 0 to {MAX_TOKENS}", field="first_token"
-            )
+        require_room(session.requests)
         table = RequestTable(request_id, generation, first_token, session.num_layers)
         session.requests[request_id] = table
         return table

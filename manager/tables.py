@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from memshare.manager.rows import Mask, Rows
+from memshare.wire.errors import InvalidArgument
+
+MAX_TOKENS: Final = 1 << 24
+MAX_REQUESTS: Final = 1 << 16
 
 KEY: Final = 0
 VALUE: Final = 1
@@ -25,9 +30,15 @@ class RequestTable:
     nothing. `errors` holds the relative squared distance of shared entries. `taint` is the first
     position that is shared approximately, -1 if none is. `indexed` tokens are in the agent's
     index, `examined[s]` tokens have been examined by stage s of the policy.
+
+    Raises `InvalidArgument` for an impossible `first_token`.
     """
 
     def __init__(self, request_id: int, generation: int, first_token: int, num_layers: int) -> None:
+        if not 0 <= first_token <= MAX_TOKENS:
+            raise InvalidArgument(
+                f"first_token is {first_token}, must be 0 to {MAX_TOKENS}", field="first_token"
+            )
         self.request_id = request_id
         self.generation = generation
         self.first_token = first_token
@@ -111,6 +122,16 @@ class RequestTable:
         """Forget what `observe` counted."""
         self._shadow[:] = 0
         self.shadow_error = 0.0
+
+
+def require_room(requests: Mapping[int, RequestTable]) -> None:
+    """Raise `InvalidArgument` unless a session with these may have one more."""
+    if len(requests) >= MAX_REQUESTS:
+        raise InvalidArgument(
+            f"{len(requests)} requests are open, the most that a session may have: close some",
+            field="request_id",
+            max_requests=MAX_REQUESTS,
+        )
 
 
 def _grown(array: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import time
 from collections.abc import Callable
 
 import grpc
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from manager_harness import LAYERS, PER_TOKEN, Engine, Sidecar, drain, wait_for
 
-from memshare.v1 import agent_pb2, agent_pb2_grpc, manager_pb2
+from memshare.v1 import admin_pb2, agent_pb2, agent_pb2_grpc, manager_pb2
 from memshare.wire import status
 from memshare.wire.errors import (
     InvalidArgument,
@@ -30,7 +32,7 @@ def resume(engine: Engine) -> None:
 
 
 def table_part(
-    request: int, rows: np.ndarray, shared: np.ndarray | None = None
+    request: int, rows: np.ndarray, shared: np.ndarray | None = None, **changes: int
 ) -> manager_pb2.SnapshotTable:
     half = len(rows) // 2
     flags = np.zeros(len(rows), np.uint8) if shared is None else shared
@@ -38,6 +40,7 @@ def table_part(
         request_id=request, generation=0, num_tokens=half // LAYERS,
         key_rows=pack(rows[:half], INT32), value_rows=pack(rows[half:], INT32),
         shared=pack(flags, UINT8), accumulated_error=0.25 if flags.any() else 0,
+        **changes,
     )  # fmt: skip
 
 
@@ -45,12 +48,22 @@ def snapshot(
     engine: Engine, leases: np.ndarray | None = None,
     *tables: manager_pb2.SnapshotTable, **changes: int,
 ) -> manager_pb2.SnapshotResponse:  # fmt: skip
-    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch, **changes}
-    parts = [manager_pb2.SnapshotRequest(**name)]
+    parts: list[dict[str, object]] = []
     if leases is not None:
-        lease = manager_pb2.SnapshotLease(rows=pack(leases, INT32))
-        parts.append(manager_pb2.SnapshotRequest(**name, lease=lease))
-    parts += [manager_pb2.SnapshotRequest(**name, table=table) for table in tables]
+        parts.append({"lease": manager_pb2.SnapshotLease(rows=pack(leases, INT32))})
+    parts += [{"table": table} for table in tables]
+    return send_parts(engine, *parts, end(len(parts)), **changes)
+
+
+def end(count: int) -> dict[str, object]:
+    return {"end": manager_pb2.SnapshotEnd(parts=count)}
+
+
+def send_parts(
+    engine: Engine, *messages: dict[str, object], **changes: int
+) -> manager_pb2.SnapshotResponse:
+    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch, **changes}
+    parts = [manager_pb2.SnapshotRequest(**name, **message) for message in messages]  # type: ignore[arg-type]
     try:
         return engine.stub.Snapshot(iter(parts), timeout=10)
     except grpc.RpcError as failure:
@@ -256,3 +269,116 @@ def test_a_wrong_snapshot_changes_nothing_and_may_be_sent_again(
     assert sidecar.counts()[1:3] == (40, 8 * PER_TOKEN)
     assert sidecar.status().state == "serving"
     other.vanish()
+
+
+def halves(rows: np.ndarray, **second: int) -> list[dict[str, object]]:
+    """The table of request 1 in two parts of four tokens, the second changed."""
+    tokens = rows.reshape(2, LAYERS, 8)
+    first = table_part(1, tokens[:, :, :4].ravel())
+    last = table_part(1, tokens[:, :, 4:].ravel(), start=4)
+    for name, value in second.items():
+        setattr(last, name, value)
+    return [{"table": first}, {"table": last}]
+
+
+def resumed(engine: Engine, tokens: int = 8) -> np.ndarray:
+    """An engine whose stream broke and that is to send its snapshot: rows of request 1."""
+    rows = engine.fill(1, tokens)
+    engine.sync()
+    engine.break_stream()
+    resume(engine)
+    return rows
+
+
+def test_a_snapshot_in_parts_restores_what_one_message_does(
+    sidecar: Sidecar, engine: Engine
+) -> None:
+    rows = resumed(engine)
+    lease = {"lease": manager_pb2.SnapshotLease(rows=pack([900, 901], INT32))}
+    more = {"lease": manager_pb2.SnapshotLease(rows=pack([902], INT32))}
+    answer = send_parts(engine, lease, more, *halves(rows), end(4))
+    assert (answer.live_rows, answer.leased_rows) == (8 * PER_TOKEN, 3)
+    sidecar.check()
+    assert (
+        sidecar.admin.ListRequests(admin_pb2.ListRequestsRequest()).requests[0].sealed_tokens == 8
+    )
+    engine.goodbye()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda parts: parts[:1],  # cut off
+        lambda parts: parts,  # no end
+        lambda parts: [*parts, end(1)],  # one message was lost
+        lambda parts: [*parts, end(3)],
+        lambda parts: [*parts, end(2), parts[0]],
+        lambda parts: [*parts, end(2), end(3)],
+        lambda parts: [*parts, {}, end(3)],
+        lambda parts: [parts[1], parts[0], end(2)],
+        lambda parts: [parts[0], parts[0], end(2)],
+    ],
+)
+def test_a_snapshot_that_is_not_whole_restores_nothing(
+    sidecar: Sidecar, engine: Engine,
+    spoil: Callable[[list[dict[str, object]]], list[dict[str, object]]],
+) -> None:  # fmt: skip
+    rows = resumed(engine)
+    parts = halves(rows)
+    with pytest.raises(InvalidArgument):
+        send_parts(engine, *spoil(parts))
+    assert sidecar.counts()[1:3] == (0, 0)
+    assert list(sidecar.status().awaited_pids) == [os.getpid()]
+    send_parts(engine, *parts, end(2))
+    assert sidecar.counts()[2] == 8 * PER_TOKEN
+    sidecar.check()
+    engine.goodbye()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"start": 3}, {"start": 5}, {"start": 0}, {"generation": 1}, {"first_token": 1}],
+)
+def test_parts_that_do_not_fit_together_restore_nothing(
+    sidecar: Sidecar, engine: Engine, second: dict[str, int]
+) -> None:
+    rows = resumed(engine)
+    with pytest.raises(InvalidArgument, match="request 1: a part"):
+        send_parts(engine, *halves(rows, **second), end(2))
+    assert sidecar.status().state == "recovering"
+    send_parts(engine, *halves(rows), end(2))
+    engine.goodbye()
+
+
+def test_a_snapshot_whose_call_is_cancelled_restores_nothing(
+    sidecar: Sidecar, engine: Engine
+) -> None:
+    resumed(engine)
+    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch}
+    parts: queue.SimpleQueue[manager_pb2.SnapshotRequest | None] = queue.SimpleQueue()
+    lease = manager_pb2.SnapshotLease(rows=pack([900], INT32))
+    parts.put(manager_pb2.SnapshotRequest(**name, lease=lease))
+    call = engine.stub.Snapshot.future(iter(parts.get, None))
+    time.sleep(0.1)
+    call.cancel()
+    time.sleep(0.2)
+    assert sidecar.counts()[1:3] == (0, 0)
+    assert sidecar.status().state == "recovering"
+    parts.put(None)
+    engine.goodbye()
+
+
+def test_first_token_of_a_snapshot_is_bounded_as_at_open(sidecar: Sidecar, engine: Engine) -> None:
+    rows = resumed(engine)
+    with pytest.raises(InvalidArgument, match="first_token"):
+        snapshot(engine, None, table_part(1, rows, first_token=2**24 + 1))
+    snapshot(engine, None, table_part(1, rows, first_token=2**24))
+    engine.goodbye()
+
+
+def test_a_session_without_rows_sends_an_end_alone(sidecar: Sidecar, engine: Engine) -> None:
+    engine.break_stream()
+    resume(engine)
+    send_parts(engine, end(0))
+    assert sidecar.status().state == "serving"
+    engine.goodbye()

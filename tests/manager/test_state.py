@@ -530,6 +530,25 @@ class TestRestore:
         assert state.row_counts()[LEASED] == 1
         assert state.check_integrity() == []
 
+    def test_a_table_in_parts_has_the_error_and_taint_of_all_of_them(self) -> None:
+        rows = np.arange(16, dtype=np.int32).reshape(2, LAYERS, 4)
+        shared = np.zeros(rows.shape, np.bool_)
+        for token in (2, 3):
+            rows[0, 0, token], shared[0, 0, token] = rows[0, 0, 0], True
+        parts = [
+            SnapshotTable(
+                1, 3, 0, rows[0, :, span], rows[1, :, span], shared[:, :, span], error, span.start
+            )
+            for span, error in ((slice(0, 3), 0.25), (slice(3, 4), 0.5))
+        ]
+        state = new_state()
+        state.restore(1, Snapshot([], parts), approximate=True)
+        assert state.check_integrity() == []
+        table = state.request(1, 1, 3)
+        assert (table.sealed, table.taint, table.error) == (4, 2, 0.75)
+        assert table.errors[0, 0].tolist() == [0, 0, 0.25, 0.5]
+        assert np.array_equal(table.rows, rows)
+
     def test_a_session_is_restored_once(self) -> None:
         state = new_state()
         rows = np.arange(16, dtype=np.int32).reshape(2, LAYERS, 4)
