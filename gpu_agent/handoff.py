@@ -116,7 +116,8 @@ class HandoffServer:
             if kind == "request" and not connection.role:
                 self._grant(connection, packet.request)
             elif kind == "holders_request" and connection.role == handoff_pb2.POOL_ROLE_MANAGER:
-                self._send(connection, handoff_pb2.PoolPacket(holders=self._holders()))
+                holders = self._holders(packet.holders_request.sequence)
+                self._send(connection, handoff_pb2.PoolPacket(holders=holders))
             else:
                 log.warning("closed a connection", peer=connection.peer.pid, unexpected=kind)
                 self._drop(connection)
@@ -168,15 +169,16 @@ class HandoffServer:
             own_uid=own,
         )
 
-    def _holders(self) -> handoff_pb2.Holders:
+    def _holders(self, sequence: int) -> handoff_pb2.Holders:
         return handoff_pb2.Holders(
+            sequence=sequence,
             holders=[
                 handoff_pb2.Holder(
                     pid=connection.peer.pid, uid=connection.peer.uid, token=connection.token
                 )
                 for connection in self._connections.values()
                 if connection.role == handoff_pb2.POOL_ROLE_ENGINE
-            ]
+            ],
         )
 
     def _refuse(self, connection: _Connection, error: MemshareError) -> None:

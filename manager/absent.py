@@ -104,9 +104,13 @@ class AbsentEngines:
             self._watch = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        try:
-            while self._engines:
+        known = True
+        while self._engines:
+            try:
                 await self.let_go_of_the_dead()
-                await asyncio.sleep(_POLL_SECONDS)
-        except AgentUnavailable as error:
-            _log.info("holders of the pool are unknown", error=str(error))
+                known = True
+            except AgentUnavailable as error:
+                if known:
+                    _log.warning("holders of the pool are unknown", error=str(error))
+                known = False
+            await asyncio.sleep(_POLL_SECONDS)

@@ -99,7 +99,6 @@ class AgentLink:
             await asyncio.sleep(_RETRY_SECONDS)
             return
         owner.close_descriptor()  # the manager never touches the memory itself
-        owner.connection.settimeout(5.0)
         try:
             holders = await self._list(owner)
         except AgentUnavailable:
@@ -128,10 +127,7 @@ class AgentLink:
 
     async def _list(self, owner: PoolConnection) -> dict[bytes, int]:
         async with self._owner_lock:
-            try:
-                holders = await asyncio.to_thread(owner.list_holders)
-            except (OSError, EOFError, ValueError) as error:
-                raise AgentUnavailable(f"the memory owner does not answer: {error}") from error
+            holders = await asyncio.to_thread(owner.list_holders)
         return {holder.token: holder.pid for holder in holders}
 
     # Worker

@@ -69,7 +69,11 @@ class MessageHandler:
         self._manager.absent.require_none_awaited()
         count = request.lease_rows.count
         if count > _MAX_COUNT:
-            raise InvalidArgument(f"count is {count}, must be 1 to {_MAX_COUNT}", field="count")
+            raise InvalidArgument(
+                f"count is {count}, must be 1 to {_MAX_COUNT}: lease more than that in pieces",
+                field="count",
+                max_count=_MAX_COUNT,
+            )
         rows, foreign = self._state.lease(self._id, count)
         if foreign.any():
             await self._zero(rows, foreign)

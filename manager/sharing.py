@@ -93,7 +93,7 @@ class Sharer:
         """Examine all tokens again, by another policy."""
         self._policy = policy
         for table in self._session.requests.values():
-            table.examined = []
+            table.examined = [0] * len(policy.stages)
             table.clear_shadow()
             self._touched[table.request_id] = None
         self._wake.set()
@@ -241,8 +241,11 @@ class Sharer:
         table.examined = table.examined or [0] * len(policy.stages)
         first = table.first_token + (0 if exact else policy.protected_tokens)
         for number, stage in enumerate(policy.stages):
-            while self._policy is policy:
+            while True:
                 await self._drop()
+                # Either may have changed while the worker was waited for.
+                if self._policy is not policy or not self._is_open(table, table.generation):
+                    return
                 start = max(table.examined[number], first)
                 end = min(table.sealed - stage.min_age, table.indexed)
                 if end - start < least:
@@ -250,8 +253,6 @@ class Sharer:
                 end = min(end, start + self._batch_tokens)
                 window = search.Window(number, start, end, first, exact)
                 await self._find(table, policy, window)
-                if self._session.requests.get(table.request_id) is not table:
-                    return
 
     async def _find(self, table: RequestTable, policy: Policy, window: search.Window) -> None:
         generation = table.generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import numpy as np
 import pytest
-from manager_harness import LAYERS, PER_TOKEN, Engine, Sidecar, drain
+from manager_harness import LAYERS, PER_TOKEN, ROWS, Engine, Sidecar, drain
 
 from memshare.v1 import admin_pb2, common_pb2, manager_pb2
 from memshare.wire import status
@@ -108,6 +108,17 @@ def test_every_wrong_message_is_refused_and_the_stream_goes_on(
     engine.sync()
     assert sidecar.counts()[2] == before[2] + PER_TOKEN
     assert LAYERS == 2
+    engine.goodbye()
+
+
+def test_a_lease_beyond_the_bound_says_the_bound_and_pieces_of_it_add_up(
+    sidecar: Sidecar, engine: Engine
+) -> None:
+    refusal = engine.refused(lease_rows=M.LeaseRows(count=2**23 + 1))
+    assert refusal.details["max_count"] == str(2**23)
+    assert "in pieces" in str(refusal)
+    pieces = [engine.lease(ROWS // 4) for _ in range(4)]
+    assert len(np.unique(np.concatenate(pieces))) == ROWS
     engine.goodbye()
 
 

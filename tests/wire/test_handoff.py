@@ -163,3 +163,56 @@ def test_no_owner_is_told_with_what_to_do(runtime_dir):
     with pytest.raises(AgentUnavailable, match=r"no memory owner.*memshare up.*MEMSHARE_RUNTIME"):
         connect_pool(runtime_dir / "owner.sock", ENGINE)
     assert descriptors() == before
+
+
+def holders(sequence, *pids):
+    found = [handoff_pb2.Holder(pid=pid) for pid in pids]
+    packet = handoff_pb2.PoolPacket(holders=handoff_pb2.Holders(holders=found, sequence=sequence))
+    return packet.SerializeToString()
+
+
+def asked(connection):
+    packet, _ = receive_packet(connection)
+    return packet.holders_request.sequence
+
+
+def test_a_late_list_of_holders_is_not_taken_for_the_answer_to_a_later_question():
+    ours, theirs = pair()
+    with ours, theirs:
+        theirs.settimeout(5)
+        connection = PoolConnection(ours, -1, handoff_pb2.PoolGrant().pool)
+        with pytest.raises(AgentUnavailable, match="does not answer"):
+            connection.list_holders(timeout=0.05)
+        first = asked(theirs)
+        send(theirs, holders(first))  # what held then: nobody
+
+        def answer():
+            send(theirs, holders(asked(theirs), 7))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert [holder.pid for holder in connection.list_holders()] == [7]
+        thread.join()
+
+
+def test_questions_do_not_pile_up_before_an_owner_that_does_not_answer():
+    ours, theirs = pair()
+    with ours, theirs:
+        connection = PoolConnection(ours, -1, handoff_pb2.PoolGrant().pool)
+        for _ in range(3):
+            with pytest.raises(AgentUnavailable):
+                connection.list_holders(timeout=0.02)
+        asked(theirs)
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+
+
+@pytest.mark.parametrize("answer", [b"\xff garbage", refusal("PEER_REFUSED")])
+def test_what_is_no_list_of_holders_is_not_taken_for_an_empty_one(answer):
+    ours, theirs = pair()
+    with ours, theirs:
+        send(theirs, answer)
+        connection = PoolConnection(ours, -1, handoff_pb2.PoolGrant().pool)
+        with pytest.raises(AgentUnavailable):
+            connection.list_holders(timeout=0.05)

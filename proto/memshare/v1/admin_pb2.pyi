@@ -126,10 +126,12 @@ class ListEnginesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListEnginesResponse(_message.Message):
-    __slots__ = ("engines",)
+    __slots__ = ("engines", "left_out")
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     engines: _containers.RepeatedCompositeFieldContainer[EngineInfo]
-    def __init__(self, engines: _Optional[_Iterable[_Union[EngineInfo, _Mapping]]] = ...) -> None: ...
+    left_out: int
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineInfo, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class RequestInfo(_message.Message):
     __slots__ = ("session_id", "request_id", "generation", "sealed_tokens", "shared_keys", "shared_values", "taint", "accumulated_error", "shared_keys_by_layer", "shared_values_by_layer")
@@ -162,10 +164,12 @@ class ListRequestsRequest(_message.Message):
     def __init__(self, session_id: _Optional[int] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
-    __slots__ = ("requests",)
+    __slots__ = ("requests", "left_out")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[RequestInfo]
-    def __init__(self, requests: _Optional[_Iterable[_Union[RequestInfo, _Mapping]]] = ...) -> None: ...
+    left_out: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestInfo, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
     __slots__ = ("session_id",)

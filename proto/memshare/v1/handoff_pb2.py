@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from memshare.v1 import common_pb2 as memshare_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19memshare/v1/handoff.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"\xfb\x01\n\nPoolPacket\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x18.memshare.v1.PoolRequestH\x00\x12\'\n\x05grant\x18\x02 \x01(\x0b\x32\x16.memshare.v1.PoolGrantH\x00\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x18.memshare.v1.PoolRefusalH\x00\x12\x36\n\x0fholders_request\x18\x04 \x01(\x0b\x32\x1b.memshare.v1.HoldersRequestH\x00\x12\'\n\x07holders\x18\x05 \x01(\x0b\x32\x14.memshare.v1.HoldersH\x00\x42\t\n\x07message\"o\n\x0bPoolRequest\x12\x14\n\x0cmin_protocol\x18\x01 \x01(\r\x12\x14\n\x0cmax_protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12#\n\x04role\x18\x04 \x01(\x0e\x32\x15.memshare.v1.PoolRole\"{\n\tPoolGrant\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12)\n\x04pool\x18\x03 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x11\n\ttoken_key\x18\x05 \x01(\x0c\".\n\x0bPoolRefusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x10\n\x0eHoldersRequest\"/\n\x07Holders\x12$\n\x07holders\x18\x01 \x03(\x0b\x32\x13.memshare.v1.Holder\"1\n\x06Holder\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0b\n\x03uid\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c*R\n\x08PoolRole\x12\x19\n\x15POOL_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10POOL_ROLE_ENGINE\x10\x01\x12\x15\n\x11POOL_ROLE_MANAGER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19memshare/v1/handoff.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"\xfb\x01\n\nPoolPacket\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x18.memshare.v1.PoolRequestH\x00\x12\'\n\x05grant\x18\x02 \x01(\x0b\x32\x16.memshare.v1.PoolGrantH\x00\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x18.memshare.v1.PoolRefusalH\x00\x12\x36\n\x0fholders_request\x18\x04 \x01(\x0b\x32\x1b.memshare.v1.HoldersRequestH\x00\x12\'\n\x07holders\x18\x05 \x01(\x0b\x32\x14.memshare.v1.HoldersH\x00\x42\t\n\x07message\"o\n\x0bPoolRequest\x12\x14\n\x0cmin_protocol\x18\x01 \x01(\r\x12\x14\n\x0cmax_protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12#\n\x04role\x18\x04 \x01(\x0e\x32\x15.memshare.v1.PoolRole\"{\n\tPoolGrant\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12)\n\x04pool\x18\x03 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x11\n\ttoken_key\x18\x05 \x01(\x0c\".\n\x0bPoolRefusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\"\n\x0eHoldersRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"A\n\x07Holders\x12$\n\x07holders\x18\x01 \x03(\x0b\x32\x13.memshare.v1.Holder\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"1\n\x06Holder\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0b\n\x03uid\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c*R\n\x08PoolRole\x12\x19\n\x15POOL_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10POOL_ROLE_ENGINE\x10\x01\x12\x15\n\x11POOL_ROLE_MANAGER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memshare.v1.handoff_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLROLE']._serialized_start=726
-  _globals['_POOLROLE']._serialized_end=808
+  _globals['_POOLROLE']._serialized_start=762
+  _globals['_POOLROLE']._serialized_end=844
   _globals['_POOLPACKET']._serialized_start=69
   _globals['_POOLPACKET']._serialized_end=320
   _globals['_POOLREQUEST']._serialized_start=322
@@ -43,9 +43,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLREFUSAL']._serialized_start=560
   _globals['_POOLREFUSAL']._serialized_end=606
   _globals['_HOLDERSREQUEST']._serialized_start=608
-  _globals['_HOLDERSREQUEST']._serialized_end=624
-  _globals['_HOLDERS']._serialized_start=626
-  _globals['_HOLDERS']._serialized_end=673
-  _globals['_HOLDER']._serialized_start=675
-  _globals['_HOLDER']._serialized_end=724
+  _globals['_HOLDERSREQUEST']._serialized_end=642
+  _globals['_HOLDERS']._serialized_start=644
+  _globals['_HOLDERS']._serialized_end=709
+  _globals['_HOLDER']._serialized_start=711
+  _globals['_HOLDER']._serialized_end=760
 # @@protoc_insertion_point(module_scope)

@@ -66,14 +66,18 @@ class PoolRefusal(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class HoldersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Holders(_message.Message):
-    __slots__ = ("holders",)
+    __slots__ = ("holders", "sequence")
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     holders: _containers.RepeatedCompositeFieldContainer[Holder]
-    def __init__(self, holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
+    sequence: int
+    def __init__(self, holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("pid", "uid", "token")

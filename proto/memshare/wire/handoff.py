@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from memshare.wire.errors import AgentUnavailable, MemshareError, PeerRefused, V
 from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
 
 MAX_PACKET: Final = 4096
+_LEAST_TIMEOUT: Final = 0.001
 _REFUSALS: Final[dict[str, type[MemshareError]]] = {
     kind.reason: kind for kind in (PeerRefused, VersionMismatch)
 }
@@ -33,6 +35,8 @@ class PoolConnection:
     pool: common_pb2.PoolDescriptor
     token: bytes = b""
     token_key: bytes = field(default=b"", repr=False)
+    _asked: int = field(default=0, init=False, repr=False)
+    _answered: int = field(default=0, init=False, repr=False)
 
     def close(self) -> None:
         """Close the connection and, if it is still open, the descriptor."""
@@ -55,13 +59,40 @@ class PoolConnection:
         except OSError:
             return False
 
-    def list_holders(self) -> list[handoff_pb2.Holder]:
-        """Engines that are connected to the owner. For the manager's role alone."""
-        packet = handoff_pb2.PoolPacket(holders_request=handoff_pb2.HoldersRequest())
-        self.connection.settimeout(5.0)
-        self.connection.send(packet.SerializeToString())
-        reply, _ = receive_packet(self.connection, max_packet=1 << 20)
-        return list(reply.holders.holders)
+    def list_holders(self, timeout: float = 5.0) -> list[handoff_pb2.Holder]:
+        """Engines that are connected to the owner now. For the manager's role, in one thread.
+
+        Raises `AgentUnavailable` if no answer comes within `timeout` seconds, or no other one
+        will; after the former it may be asked again.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            # What was asked before a time-out is answered late, with what held then. One such
+            # question is waited for, so that they do not pile up in a socket nobody reads.
+            while self._answered < self._asked:
+                self._receive_holders(deadline)
+            request = handoff_pb2.HoldersRequest(sequence=self._asked + 1)
+            packet = handoff_pb2.PoolPacket(holders_request=request)
+            self.connection.settimeout(max(deadline - time.monotonic(), _LEAST_TIMEOUT))
+            self.connection.send(packet.SerializeToString())
+            self._asked += 1
+            while True:
+                holders = self._receive_holders(deadline)
+                if holders.sequence == self._asked:
+                    return list(holders.holders)
+        except (OSError, EOFError, ValueError) as error:
+            raise AgentUnavailable(f"the memory owner does not answer: {error}") from error
+
+    def _receive_holders(self, deadline: float) -> handoff_pb2.Holders:
+        # Zero would not be a time-out but a socket that never blocks.
+        self.connection.settimeout(max(deadline - time.monotonic(), _LEAST_TIMEOUT))
+        reply, descriptor = receive_packet(self.connection, max_packet=1 << 20)
+        if descriptor >= 0:
+            os.close(descriptor)
+        if reply.WhichOneof("message") != "holders":
+            raise ValueError("not a list of holders")
+        self._answered = max(self._answered, reply.holders.sequence)
+        return reply.holders
 
 
 def receive_packet(
