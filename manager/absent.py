@@ -68,13 +68,21 @@ class AbsentEngines:
             self._changed()
         return engine
 
-    def awaited_pids(self) -> list[int]:
-        """Engines whose rows nobody knows."""
-        return sorted(engine.pid for engine in self._engines.values() if engine.session is None)
+    def others(self, token: bytes) -> bool:
+        """Whether any engine but the one of this token is absent."""
+        return bool(self._engines.keys() - {token})
 
-    def require_none_awaited(self) -> None:
-        """Raise `Recovering` while rows may be in use that are not counted."""
-        if pids := self.awaited_pids():
+    def awaited_pids(self, but: bytes = b"") -> list[int]:
+        """Engines whose rows nobody knows, `but` not this token's."""
+        return sorted(
+            engine.pid
+            for token, engine in self._engines.items()
+            if engine.session is None and token != but
+        )
+
+    def require_none_awaited(self, but: bytes = b"") -> None:
+        """Raise `Recovering` while rows may be in use, by others, that are not counted."""
+        if pids := self.awaited_pids(but):
             raise Recovering(
                 f"waiting for engines that used the pool before this manager: pids {pids}",
                 retry_after=RETRY_AFTER,

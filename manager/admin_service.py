@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import psutil
 
+from memshare.manager.agent_link import MAX_MESSAGE_BYTES
 from memshare.manager.counters import ShareCounters
 from memshare.manager.engines import Engine
 from memshare.manager.manager import Manager
@@ -23,6 +25,10 @@ from memshare.wire.packing import UINT32, pack
 from memshare.wire.version import MAX_PROTOCOL, VERSION
 
 Reply = TypeVar("Reply")
+Listed = TypeVar("Listed", admin_pb2.EngineInfo, admin_pb2.RequestInfo)
+# Tag and length of a message within another; and what stands beside the list.
+_FRAME_BYTES: Final = 8
+_MAX_ANSWER_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 _Method = Callable[[Any, Any, Context], Awaitable[Reply]]
 
 
@@ -94,8 +100,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListEnginesRequest
     ) -> admin_pb2.ListEnginesResponse:
         """Every attached engine."""
-        engines = [_engine(engine) for engine in self._manager.engines.values()]
-        return admin_pb2.ListEnginesResponse(engines=engines)
+        attached = list(self._manager.engines.values())
+        engines = fitting(map(_engine, attached))
+        return admin_pb2.ListEnginesResponse(engines=engines, left_out=len(attached) - len(engines))
 
     @_rich
     def ListRequests(  # noqa: N802
@@ -106,12 +113,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             engines = [self._engine(request.session_id)]
         else:
             engines = list(self._manager.engines.values())
+        opened = [
+            (engine, table) for engine in engines for table in engine.session.requests.values()
+        ]
+        requests = fitting(itertools.starmap(_request, opened))
         return admin_pb2.ListRequestsResponse(
-            requests=[
-                _request(engine, table)
-                for engine in engines
-                for table in engine.session.requests.values()
-            ]
+            requests=requests, left_out=len(opened) - len(requests)
         )
 
     @_rich
@@ -156,6 +163,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 f"session {session_id} is not attached here", session_id=session_id
             )
         return engine
+
+
+def fitting(messages: Iterable[Listed], limit: int = _MAX_ANSWER_BYTES) -> list[Listed]:
+    """As many of the first messages as fit into an answer of `limit` bytes."""
+    kept: list[Listed] = []
+    for message in messages:
+        limit -= message.ByteSize() + _FRAME_BYTES
+        if limit < 0:
+            break
+        kept.append(message)
+    return kept
 
 
 def _counters(counters: ShareCounters) -> admin_pb2.ShareCounters:

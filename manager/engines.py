@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
-from memshare.manager.policy import Policy, preset
+from memshare.manager.policy import MAX_NAME_BYTES, Policy, preset
 from memshare.manager.sessions import Session
 from memshare.manager.sharing import Sharer
 from memshare.manager.state import ManagerState
 from memshare.v1 import manager_pb2
-from memshare.wire.errors import MemshareError
+from memshare.wire.errors import InvalidArgument, MemshareError
 from memshare.wire.layout import RowLayout
 
 _OUTBOX_MESSAGES = 1024
+_MAX_TEXT_BYTES: Final = 1024
+_MAX_CAPABILITIES: Final = 64
 
 
 @dataclass(eq=False)
@@ -76,6 +79,24 @@ class Engine:
         """Send news, unless the engine has stopped reading."""
         if not self.outbox.full():
             self.outbox.put_nowait(message)
+
+
+def require_bounded(hello: manager_pb2.Hello) -> None:
+    """Raise `InvalidArgument` for a text that is too long to be kept and shown."""
+    texts = [
+        (name, getattr(hello, name), MAX_NAME_BYTES)
+        for name in ("client_version", "engine", "tenant", "policy_name")
+    ]
+    texts.append(("row_mode_obstacle", hello.row_mode_obstacle, _MAX_TEXT_BYTES))
+    texts += [("capabilities", capability, MAX_NAME_BYTES) for capability in hello.capabilities]
+    for name, text, most in texts:
+        if (length := len(text.encode())) > most:
+            raise InvalidArgument(f"{name} has {length} bytes, at most {most}", field=name)
+    if len(hello.capabilities) > _MAX_CAPABILITIES:
+        raise InvalidArgument(
+            f"{len(hello.capabilities)} capabilities, at most {_MAX_CAPABILITIES}",
+            field="capabilities",
+        )
 
 
 def requested_policy(hello: manager_pb2.Hello, default: Policy) -> tuple[Policy, bool]:

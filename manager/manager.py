@@ -13,10 +13,15 @@ import structlog
 from memshare.manager.absent import RETRY_AFTER, AbsentEngines
 from memshare.manager.agent_link import AgentLink
 from memshare.manager.config import ManagerSettings
-from memshare.manager.engines import Engine, requested_policy, row_mode_obstacle
+from memshare.manager.engines import (
+    Engine,
+    requested_policy,
+    require_bounded,
+    row_mode_obstacle,
+)
 from memshare.manager.policy import Mode, Policy
 from memshare.manager.recovery import Snapshot
-from memshare.manager.sessions import Session
+from memshare.manager.sessions import Session, require_bound
 from memshare.manager.sharing import Sharer
 from memshare.manager.state import ManagerState
 from memshare.v1 import common_pb2, manager_pb2
@@ -26,6 +31,7 @@ from memshare.wire.errors import (
     InvalidArgument,
     LayoutMismatch,
     PoolLost,
+    Recovering,
     StaleGeneration,
     TokenRefused,
     UnknownSession,
@@ -36,6 +42,7 @@ from memshare.wire.tokens import verify_token
 from memshare.wire.version import agree_protocol
 
 _MAX_ROWS: Final = (1 << 31) - 1
+_END_OF_IDS: Final = 1 << 63
 _log = structlog.get_logger("memshare.manager")
 
 
@@ -134,27 +141,36 @@ class Manager:
     # Engines
 
     async def attach(self, hello: manager_pb2.Hello) -> tuple[Engine, int]:
-        """Begin or resume a session; returns it and the protocol. Raises the refusal."""
+        """Begin or resume a session; returns it and the protocol.
+
+        Raises the refusal; what is refused has changed nothing.
+        """
         if self.draining:
             raise Draining("the manager is stopping", retry_after=1.0)
+        require_bounded(hello)
         protocol = agree_protocol(
             hello.min_protocol, hello.max_protocol, "the engine", hello.client_version
         )
         self._require_pool()
-        peer = verify_token(self.link.token_key, hello.token)
+        verify_token(self.link.token_key, hello.token)
         layout = RowLayout.from_proto(hello.layout)
         policy, follows_default = requested_policy(hello, self.default_policy)
-        if hello.HasField("resume"):
-            session_id, epoch = await self._resume(hello, hello.resume)
-        else:
-            self._require_unused(hello.token)
-            await self._begin(hello.token)
-            session_id, epoch = secrets.randbits(48) + 1, 1
+        resume = hello.resume if hello.HasField("resume") else None
         if self.row_bytes != layout.row_bytes:
             await self._finish_departures()
+        if resume is None:
+            self._require_unused(hello.token)
+        else:
+            self._require_resumable(hello.token, resume)
+        self._require_room(hello, layout)
+        session_id, epoch = await self._make_way(hello.token, resume)
         # Much may have happened while others were waited for; from here on nothing does.
+        peer = verify_token(self.link.token_key, hello.token)
         self._require_unused(hello.token)
-        state = self._divided_pool(layout, resuming=hello.HasField("resume"))
+        self._require_room(hello, layout)
+        if resume is None:
+            self.absent.remove(hello.token)
+        state = self._divided_pool(layout)
         session = state.open_session(
             session_id,
             tenant=hello.tenant,
@@ -165,7 +181,7 @@ class Manager:
         )
         engine = Engine(
             hello.token, peer.pid, hello, layout, row_mode_obstacle(hello), policy,
-            follows_default, state, session, snapshot_required=hello.HasField("resume"),
+            follows_default, state, session, snapshot_required=resume is not None,
         )  # fmt: skip
         self.engines[session_id] = engine
         engine.sharer = Sharer(
@@ -179,9 +195,67 @@ class Manager:
         )  # fmt: skip
         return engine, protocol
 
+    def _live(self, token: bytes) -> Engine | None:
+        return next((e for e in self.engines.values() if e.token == token), None)
+
+    def _session_of(self, token: bytes) -> Session | None:
+        live, absent = self._live(token), self.absent.get(token)
+        return live.session if live else absent.session if absent else None
+
     def _require_unused(self, token: bytes) -> None:
-        if any(engine.token == token for engine in self.engines.values()):
+        if self._live(token):
             raise TokenRefused("the session token is in use by an open session")
+
+    def _require_resumable(self, token: bytes, resume: manager_pb2.Resume) -> None:
+        if not 0 < resume.session_id < _END_OF_IDS:
+            raise InvalidArgument(f"resume: session id {resume.session_id} is impossible")
+        if not resume.epoch < _END_OF_IDS:
+            raise InvalidArgument(f"resume: epoch {resume.epoch} is impossible")
+        if self._live(token) is None and self.absent.get(token) is None:
+            raise UnknownSession(
+                f"session {resume.session_id} was released: attach anew",
+                session_id=resume.session_id,
+            )
+        known = self._session_of(token)
+        if known is not None and known.session_id != resume.session_id:
+            raise TokenRefused("the session token belongs to another session")
+        taken = self.state.sessions.get(resume.session_id) if self.state else None
+        if taken is not None and taken.closing:
+            raise Recovering(
+                f"session {resume.session_id} is being released", retry_after=RETRY_AFTER
+            )
+        if taken is not None and taken is not known:
+            raise TokenRefused(f"session {resume.session_id} belongs to another token")
+
+    def _require_room(self, hello: manager_pb2.Hello, layout: RowLayout) -> None:
+        """Raise unless the pool is or can be divided for this session, apart from its own rows."""
+        if self.state is not None and self.row_bytes == layout.row_bytes:
+            require_bound(hello.max_rows, self.state.pool.num_rows, self.state.pool.free)
+            return
+        resuming, known = hello.HasField("resume"), self._session_of(hello.token)
+        if not resuming:
+            self.absent.require_none_awaited(but=hello.token)
+        if self.state is not None and (
+            resuming
+            or self.absent.others(hello.token)
+            or any(session is not known for session in self.state.sessions.values())
+        ):
+            raise LayoutMismatch(
+                f"the pool is divided into rows of {self.row_bytes} bytes, this engine's rows "
+                f"have {layout.row_bytes}: give it a sidecar of its own",
+                pool_row_bytes=self.row_bytes,
+                row_bytes=layout.row_bytes,
+            )
+        num_rows = self._num_rows(layout)
+        if not num_rows:
+            raise InvalidArgument(
+                f"layout: a row of {layout.row_bytes} bytes is larger than the pool of "
+                f"{self._require_pool().pool_bytes}"
+            )
+        require_bound(hello.max_rows, num_rows, num_rows)
+
+    def _num_rows(self, layout: RowLayout) -> int:
+        return min(self._require_pool().pool_bytes // layout.row_bytes, _MAX_ROWS)
 
     async def _finish_departures(self) -> None:
         """See whether the last session is really gone, so that the pool may be divided anew."""
@@ -189,59 +263,33 @@ class Manager:
         if self._index_closings:
             await asyncio.wait(self._index_closings)
 
-    async def _begin(self, token: bytes) -> None:
-        absent = self.absent.remove(token)
-        if absent and absent.session:
-            await self._give_back(absent.session)
-
-    async def _resume(
-        self, hello: manager_pb2.Hello, resume: manager_pb2.Resume
-    ) -> tuple[int, int]:
-        """Make way for a session that goes on: its id and its new epoch."""
-        if not 0 < resume.session_id < 1 << 63:
-            raise InvalidArgument(f"resume: session id {resume.session_id} is impossible")
-        live = next((e for e in self.engines.values() if e.token == hello.token), None)
-        if live is not None and live.session_id == resume.session_id:
+    async def _make_way(self, token: bytes, resume: manager_pb2.Resume | None) -> tuple[int, int]:
+        """Release what the engine held before; its session's id and new epoch."""
+        if resume is None:
+            if known := self._session_of(token):
+                await self._release(known)
+            return secrets.randbits(48) + 1, 1
+        if live := self._live(token):
             live.fail(StaleGeneration(f"session {live.session_id} attached anew"))
             await live.departed.wait()
-        elif live is not None:
-            raise TokenRefused("the session token is in use by another open session")
-        absent = self.absent.get(hello.token)
-        if absent is None:
-            raise UnknownSession(
-                f"session {resume.session_id} was released: attach anew",
-                session_id=resume.session_id,
-            )
-        known, absent.session = absent.session, None  # from here on nothing is granted
+        self._require_resumable(token, resume)  # it may have said goodbye
+        absent, known, epoch = self.absent.get(token), self._session_of(token), resume.epoch
         self._unproven = True
-        if known is None:
-            return resume.session_id, resume.epoch + 1
-        await self._give_back(known)
-        if known.session_id != resume.session_id:
-            raise TokenRefused("the session token belongs to another session")
-        return resume.session_id, max(resume.epoch, known.epoch) + 1
+        if absent and known:
+            absent.session = None  # from here on nothing is granted
+            epoch = max(epoch, known.epoch)
+            await self._release(known)
+        return resume.session_id, epoch + 1
 
-    def _divided_pool(self, layout: RowLayout, *, resuming: bool) -> ManagerState:
-        pool = self._require_pool()
-        if self.state is not None and self.row_bytes == layout.row_bytes:
-            return self.state
-        if not resuming:
-            self.absent.require_none_awaited()
-        if self.state is not None and (self.state.sessions or self.absent):
-            raise LayoutMismatch(
-                f"the pool is divided into rows of {self.row_bytes} bytes, this engine's rows "
-                f"have {layout.row_bytes}: give it a sidecar of its own",
-                pool_row_bytes=self.row_bytes,
-                row_bytes=layout.row_bytes,
-            )
-        num_rows = min(pool.pool_bytes // layout.row_bytes, _MAX_ROWS)
-        if not num_rows:
-            raise InvalidArgument(
-                f"layout: a row of {layout.row_bytes} bytes is larger than the pool of "
-                f"{pool.pool_bytes}"
-            )
-        self.state, self.row_bytes = ManagerState(num_rows), layout.row_bytes
-        _log.info("pool divided", row_bytes=self.row_bytes, rows=num_rows)
+    async def _release(self, session: Session) -> None:
+        # Whoever asked may go away meanwhile; what is begun must be finished.
+        await asyncio.shield(self.spawn(self._give_back(session)))
+
+    def _divided_pool(self, layout: RowLayout) -> ManagerState:
+        if self.state is None or self.row_bytes != layout.row_bytes:
+            num_rows = self._num_rows(layout)
+            self.state, self.row_bytes = ManagerState(num_rows), layout.row_bytes
+            _log.info("pool divided", row_bytes=self.row_bytes, rows=num_rows)
         return self.state
 
     def restore(self, engine: Engine, snapshot: Snapshot) -> None:

@@ -17,6 +17,7 @@ Floats = npt.NDArray[np.float32]
 MAX_TOKENS: Final = 1 << 24
 MAX_THRESHOLD: Final = 4.0
 MAX_POINTS: Final = 4096
+MAX_NAME_BYTES: Final = 256
 
 
 class Mode(IntEnum):
@@ -69,6 +70,10 @@ class Policy:
     adaptive: Adaptive = field(default_factory=Adaptive)
 
     def __post_init__(self) -> None:
+        if (length := len(self.name.encode())) > MAX_NAME_BYTES:
+            raise InvalidArgument(
+                f"policy: name has {length} bytes, at most {MAX_NAME_BYTES}", field="name"
+            )
         if self.mode not in tuple(Mode):
             raise self._wrong("mode", self.mode, "observe, exact or row")
         if not 1 <= len(self.stages) <= 16:

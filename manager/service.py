@@ -53,6 +53,19 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
         except MemshareError as error:
             _log.info("engine refused", reason=error.reason, error=str(error))
             await abort(context, error)
+        try:
+            await engine.outbox.put(self._welcome(engine, protocol, first.sequence))
+        except BaseException as error:
+            # Whatever keeps it from being served: what it holds must not stay behind.
+            self._manager.spawn(self._manager.depart(engine, goodbye=False))
+            if isinstance(error, MemshareError):
+                await abort(context, error)
+            raise
+        await self._serve(engine, requests, context)
+        if engine.failure.done():
+            await abort(context, engine.failure.result())
+
+    def _welcome(self, engine: Engine, protocol: int, sequence: int) -> manager_pb2.AttachResponse:
         welcome = manager_pb2.Welcome(
             protocol=protocol,
             server_version=VERSION,
@@ -64,12 +77,7 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
             mode_reason=engine.reason,
             snapshot_required=engine.snapshot_required,
         )
-        await engine.outbox.put(
-            manager_pb2.AttachResponse(sequence=first.sequence, welcome=welcome)
-        )
-        await self._serve(engine, requests, context)
-        if engine.failure.done():
-            await abort(context, engine.failure.result())
+        return manager_pb2.AttachResponse(sequence=sequence, welcome=welcome)
 
     async def _first(
         self, requests: AsyncIterator[manager_pb2.AttachRequest]

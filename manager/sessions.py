@@ -7,11 +7,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from memshare.manager.counters import ShareCounters
 from memshare.manager.rows import RETRY_AFTER, Mask, RowPool, Rows, RowState
 from memshare.manager.tables import RequestTable
 from memshare.wire.errors import InvalidArgument, PoolExhausted, StaleGeneration, UnknownSession
 
+_TENANTS: Final = 1024
+"""Tenants that are remembered before those nobody uses are forgotten."""
 SLICE: Final = 1 << 16
 """Rows that are released before other sessions get a turn."""
 
@@ -40,6 +44,16 @@ class Session:
     cleared: int = 0
 
 
+def require_bound(max_rows: int, num_rows: int, free: int) -> None:
+    """Raise `PoolExhausted` for a session's bound above the pool."""
+    if not 0 <= max_rows <= num_rows:
+        raise PoolExhausted(
+            f"max_rows is {max_rows}, the pool has {num_rows} rows and {free} are free",
+            total=num_rows,
+            free=free,
+        )
+
+
 class SessionState:
     """The part of `ManagerState` that knows nothing of decisions."""
 
@@ -49,6 +63,7 @@ class SessionState:
         self._slots: list[Session | None] = []
         self._tenants: dict[str, int] = {}
         self._next_tenant = 0
+        self._tenant_limit = _TENANTS
 
     def open_session(
         self,
@@ -70,13 +85,7 @@ class SessionState:
             raise InvalidArgument(f"session id {session_id} is in use or not above 0")
         if num_layers <= 0:
             raise InvalidArgument(f"num_layers is {num_layers}, must be above 0")
-        if not 0 <= max_rows <= self.pool.num_rows:
-            raise PoolExhausted(
-                f"max_rows is {max_rows}, the pool has {self.pool.num_rows} rows and "
-                f"{self.pool.free} are free",
-                total=self.pool.num_rows,
-                free=self.pool.free,
-            )
+        require_bound(max_rows, self.pool.num_rows, self.pool.free)
         if None in self._slots:
             slot = self._slots.index(None)
         else:
@@ -98,12 +107,26 @@ class SessionState:
     def _tenant_number(self, tenant: str) -> int:
         # Without a tenant nothing may pass to or from others: a number of its own.
         number = self._tenants.get(tenant) if tenant else None
+        if number is None and len(self._tenants) >= self._tenant_limit:
+            self._forget_tenants()
         if number is None:
             number = self._next_tenant
             self._next_tenant += 1
         if tenant:
             self._tenants[tenant] = number
         return number
+
+    def _forget_tenants(self) -> None:
+        # A number stays while rows carry it, and is never given out again.
+        carried = set(np.unique(self.pool.tenant).tolist())
+        attached = {session.tenant for session in self.sessions.values()}
+        self._tenants = {
+            tenant: number
+            for tenant, number in self._tenants.items()
+            if tenant in attached or number in carried
+        }
+        # Looking through all rows takes time: seldom enough to cost nothing on the whole.
+        self._tenant_limit = max(_TENANTS, 2 * len(self._tenants))
 
     def session(self, session_id: int, epoch: int | None = None) -> Session:
         """The live session of this id.

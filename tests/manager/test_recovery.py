@@ -10,20 +10,25 @@ from collections.abc import Callable
 import grpc
 import numpy as np
 import pytest
-from manager_harness import LAYERS, PER_TOKEN, Engine, Sidecar, drain, wait_for
+from manager_harness import LAYERS, PER_TOKEN, ROWS, Engine, Sidecar, drain, wait_for
 
-from memshare.v1 import admin_pb2, agent_pb2, agent_pb2_grpc, manager_pb2
+from memshare.v1 import admin_pb2, agent_pb2, agent_pb2_grpc, common_pb2, manager_pb2
 from memshare.wire import status
 from memshare.wire.errors import (
     InvalidArgument,
+    LayoutMismatch,
     MemshareError,
+    PoolExhausted,
     Recovering,
     RowNotHeld,
     StaleGeneration,
     TokenRefused,
     UnknownSession,
 )
+from memshare.wire.layout import RowLayout
 from memshare.wire.packing import INT32, UINT8, pack
+
+WIDE = RowLayout(1, 1, 64, 64, common_pb2.ROW_DTYPE_FP32)
 
 
 def resume(engine: Engine) -> None:
@@ -241,6 +246,73 @@ def test_a_session_is_resumed_with_its_own_token_only(sidecar: Sidecar, engine: 
     open_call.cancel()
     other.vanish()
     engine.sync()
+
+
+@pytest.mark.parametrize(
+    ("point", "hello"),
+    [
+        ({"session_id": 12345}, {}),
+        ({"epoch": 2**64 - 1}, {}),
+        ({}, {"max_rows": ROWS + 1}),
+        ({}, {"layout": WIDE.to_proto()}),
+        ({}, {"tenant": "t" * 257}),
+        ({}, {"policy_name": "bold"}),
+        (None, {"layout": WIDE.to_proto()}),
+        (None, {"max_rows": ROWS + 1}),
+    ],
+)
+def test_a_hello_that_is_refused_changes_nothing(
+    sidecar: Sidecar, engine: Engine, point: dict[str, int] | None, hello: dict[str, object]
+) -> None:
+    other = Engine(sidecar)
+    rows = engine.fill(1, 8)
+    engine.sync()
+    engine.break_stream()
+    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch}
+    if point is not None:
+        hello = {**hello, "resume": manager_pb2.Resume(**{**name, **point})}
+    with pytest.raises(MemshareError) as refused:
+        engine.attach(**hello)
+    assert not isinstance(refused.value, Recovering)
+    assert sidecar.counts()[2] == 8 * PER_TOKEN
+    assert sidecar.status().state == "serving"
+    assert len(other.lease(1)) == 1
+    [left] = sidecar.admin.ListEngines(admin_pb2.ListEnginesRequest()).engines
+    assert left.session_id == other.welcome.session_id
+    engine.attach(resume=manager_pb2.Resume(**name))
+    snapshot(engine, None, table_part(1, rows))
+    sidecar.check()
+    engine.goodbye()
+    other.goodbye()
+
+
+def test_a_refused_resume_does_not_end_the_stream_that_is_open(
+    sidecar: Sidecar, engine: Engine
+) -> None:
+    twin = object.__new__(Engine)
+    twin.sidecar, twin.connection, twin.options = sidecar, engine.connection, {}
+    point = manager_pb2.Resume(session_id=engine.welcome.session_id, epoch=1)
+    with pytest.raises(LayoutMismatch):
+        twin.attach(resume=point, layout=WIDE.to_proto())
+    engine.sync()
+    assert len(engine.lease(1)) == 1
+
+
+def test_a_refused_resume_leaves_the_pool_of_a_new_manager_undivided(
+    fresh: Callable[..., Sidecar],
+) -> None:
+    sidecar = fresh()
+    engine = Engine(sidecar)
+    rows = engine.fill(1, 8)
+    engine.sync()
+    restart(sidecar)
+    name = {"session_id": engine.welcome.session_id, "epoch": engine.welcome.epoch}
+    with pytest.raises(PoolExhausted):
+        engine.attach(resume=manager_pb2.Resume(**name), layout=WIDE.to_proto(), max_rows=ROWS + 1)
+    engine.attach(resume=manager_pb2.Resume(**name))
+    snapshot(engine, None, table_part(1, rows))
+    assert sidecar.counts()[2] == 8 * PER_TOKEN
+    engine.goodbye()
 
 
 @pytest.mark.parametrize(

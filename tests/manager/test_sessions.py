@@ -163,6 +163,23 @@ def test_version_mismatch_names_both_versions(engine: Engine) -> None:
         ({"max_rows": ROWS + 1}, PoolExhausted, f"{ROWS} are free"),
         ({"max_rows": 1 << 63}, PoolExhausted, "max_rows"),
         ({"resume": manager_pb2.Resume()}, InvalidArgument, "session id 0"),
+        (
+            {"resume": manager_pb2.Resume(session_id=1, epoch=2**64 - 1)},
+            InvalidArgument,
+            "epoch 18446744073709551615 is impossible",
+        ),
+        ({"tenant": "t" * 257}, InvalidArgument, "tenant has 257 bytes, at most 256"),
+        ({"engine": "é" * 129}, InvalidArgument, "engine has 258 bytes"),
+        ({"client_version": "1" * 257}, InvalidArgument, "client_version has"),
+        ({"policy_name": "p" * 257}, InvalidArgument, "policy_name has"),
+        (
+            {"policy": common_pb2.Policy(name="p" * 257, mode=common_pb2.SHARING_MODE_EXACT)},
+            InvalidArgument,
+            "name has 257 bytes",
+        ),
+        ({"row_mode_obstacle": "x" * 1025}, InvalidArgument, "row_mode_obstacle has"),
+        ({"capabilities": ["x" * 257]}, InvalidArgument, "capabilities has"),
+        ({"capabilities": ["x"] * 65}, InvalidArgument, "65 capabilities"),
         ({"min_protocol": 0, "max_protocol": 0}, VersionMismatch, "upgrade"),
     ],
 )

@@ -11,7 +11,7 @@ from memshare.manager.decisions import Candidates
 from memshare.manager.recovery import Snapshot, SnapshotTable
 from memshare.manager.rows import RowState
 from memshare.manager.state import ManagerState
-from memshare.manager.tables import OWN, SHARED
+from memshare.manager.tables import MAX_REQUESTS, OWN, SHARED
 from memshare.wire.errors import (
     InvalidArgument,
     MemshareError,
@@ -488,6 +488,35 @@ class TestSharing:
         assert decision
         state.resolve(1, decision.decision_id, np.ones(1, np.uint8))
         assert state.request(1, 1, 0).taint == -1
+
+
+class TestBounds:
+    def test_tenants_that_nobody_uses_are_forgotten_and_those_of_rows_are_not(self) -> None:
+        state = ManagerState(64)
+        for number in range(1, 3000):
+            state.open_session(number, tenant=f"tenant {number}", num_layers=1)
+            if number == 1:
+                row, _ = state.lease(1, 1)
+                state.confirm_zeroed(1, row)
+            if number != 2:
+                state.close_session(number)
+                while not state.close_slice(number):
+                    pass
+        assert len(state._tenants) <= 1024
+        assert {"tenant 1", "tenant 2"} <= set(state._tenants)
+        state.open_session(3000, tenant="tenant 1", num_layers=1)
+        assert not state.lease(3000, 1)[1].any()
+
+    def test_open_requests_of_a_session_are_bounded(self) -> None:
+        state = new_state(sessions=2)
+        for number in range(MAX_REQUESTS):
+            state.open_request(1, number, 0)
+        with pytest.raises(InvalidArgument, match="close some") as refused:
+            state.open_request(1, MAX_REQUESTS, 0)
+        assert refused.value.details["max_requests"] == str(MAX_REQUESTS)
+        state.open_request(2, 1, 0)
+        state.close_requests(1, [0], [0])
+        state.open_request(1, MAX_REQUESTS, 0)
 
 
 class TestRestore:
