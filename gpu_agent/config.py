@@ -6,17 +6,19 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ByteSize, Field, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from memshare.wire.errors import InvalidArgument
 from memshare.wire.runtime import default_directory
-from memshare.wire.settings import read_table
+from memshare.wire.settings import no_bool, read_table
 
 ENV_PREFIX: Final = "MEMSHARE_AGENT_"
 TABLE: Final = "agent"
 _MIN_POOL_BYTES: Final = 1 << 16
-_Id = Annotated[int, Field(ge=0, lt=1 << 32)]
+_Int = Annotated[int, BeforeValidator(no_bool)]
+_Float = Annotated[float, BeforeValidator(no_bool)]
+_Id = Annotated[_Int, Field(ge=0, lt=1 << 32)]
 
 
 class AgentSettings(BaseSettings):
@@ -24,7 +26,7 @@ class AgentSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
-    pool_bytes: ByteSize = Field(
+    pool_bytes: Annotated[ByteSize, BeforeValidator(no_bool)] = Field(
         ByteSize(1 << 30), ge=_MIN_POOL_BYTES, description="size of the pool, such as 2GiB"
     )
     runtime_dir: Path = Field(
@@ -34,7 +36,7 @@ class AgentSettings(BaseSettings):
     search: Literal["popcount", "faiss"] = Field(
         "popcount", description="how candidates are found among signatures"
     )
-    threads: int = Field(2, ge=1, le=256, description="calls that the worker serves at once")
+    threads: _Int = Field(2, ge=1, le=256, description="calls that the worker serves at once")
     weigh_heads: bool = Field(
         False, description="give every KV head the same say in the distance of two rows"
     )
@@ -46,14 +48,21 @@ class AgentSettings(BaseSettings):
     allowed_gids: tuple[_Id, ...] = Field(
         (), description="groups whose engines may map the pool, as for users"
     )
-    max_connections: int = Field(
+    max_connections: _Int = Field(
         1024, ge=1, le=16384, description="connections to the owner at once"
     )
-    request_timeout: float = Field(
+    request_timeout: _Float = Field(
         5.0, gt=0, le=3600, description="seconds a new connection has to say what it wants"
     )
-    stop_timeout: float = Field(
+    stop_timeout: _Float = Field(
         5.0, gt=0, le=3600, description="seconds the worker has to finish its calls at a stop"
+    )
+    worker_timeout: _Float = Field(
+        15.0,
+        ge=0,
+        le=3600,
+        description="seconds without a sign of life after which the worker is killed and started "
+        "again, 0 for never",
     )
     log_format: Literal["json", "console"] = Field("console", description="form of log events")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

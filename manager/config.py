@@ -14,10 +14,12 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from memshare.manager.policy import DEFAULT_POLICY, Adaptive, Mode, Policy, Stage, preset
 from memshare.wire.errors import InvalidArgument
 from memshare.wire.runtime import default_directory
-from memshare.wire.settings import read_table
+from memshare.wire.settings import no_bool, read_table
 
 ENV_PREFIX: Final = "MEMSHARE_MANAGER_"
 TABLE: Final = "manager"
+_Int = Annotated[int, BeforeValidator(no_bool)]
+_Float = Annotated[float, BeforeValidator(no_bool)]
 
 
 def _read_policy(value: Any) -> Any:
@@ -28,20 +30,26 @@ def _read_policy(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     fields = {"name": "custom", **value}
-    _require_keys("", fields, Policy)
-    _require_keys("adaptive.", fields.get("adaptive"), Adaptive)
+    _require_fields("", fields, Policy)
+    _require_fields("adaptive.", fields.get("adaptive"), Adaptive)
     stages = fields.get("stages")
     for number, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
-        _require_keys(f"stages[{number}].", stage, Stage)
+        _require_fields(f"stages[{number}].", stage, Stage)
     mode = fields.get("mode")
     if isinstance(mode, str) and mode.upper() in Mode.__members__:
         fields["mode"] = Mode[mode.upper()]
     return TypeAdapter(Policy).validate_python(fields)
 
 
-def _require_keys(where: str, value: Any, kind: type) -> None:
-    if isinstance(value, Mapping) and (unknown := sorted(set(value) - set(kind.__annotations__))):
-        raise InvalidArgument(f"{where}{unknown[0]} = {value[unknown[0]]!r}: no such setting")
+def _require_fields(where: str, value: Any, kind: type) -> None:
+    if not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        if key not in kind.__annotations__:
+            raise InvalidArgument(f"{where}{key} = {item!r}: no such setting")
+        items = item if isinstance(item, list | tuple) else (item,)
+        if kind.__annotations__[key] != "bool" and any(isinstance(one, bool) for one in items):
+            raise InvalidArgument(f"{where}{key} = {item!r}: true and false are no values of it")
 
 
 def _policy(value: Any) -> Any:
@@ -66,14 +74,14 @@ class ManagerSettings(BaseSettings):
         default_factory=lambda: preset(DEFAULT_POLICY),
         description="what sessions share unless they ask for something else",
     )
-    batch_tokens: int = Field(
+    batch_tokens: _Int = Field(
         16, ge=1, le=65536, description="newly aged tokens of a request that start a search"
     )
-    candidates: int = Field(8, ge=1, le=64, description="donors verified for each target")
-    hello_seconds: float = Field(
+    candidates: _Int = Field(8, ge=1, le=64, description="donors verified for each target")
+    hello_seconds: _Float = Field(
         5.0, gt=0, le=600, description="seconds an engine has to say Hello"
     )
-    drain_seconds: float = Field(
+    drain_seconds: _Float = Field(
         5.0, ge=0, le=600, description="seconds engines have to leave at a stop"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(

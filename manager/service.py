@@ -54,7 +54,8 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
             _log.info("engine refused", reason=error.reason, error=str(error))
             await abort(context, error)
         try:
-            await engine.outbox.put(self._welcome(engine, protocol, first.sequence))
+            welcome = self._welcome(engine, protocol, first.sequence)
+            await engine.outbox.put(welcome)
         except BaseException as error:
             # Whatever keeps it from being served: what it holds must not stay behind.
             self._manager.spawn(self._manager.depart(engine, goodbye=False))

@@ -42,6 +42,13 @@ def test_a_policy_may_be_given_in_full(tmp_path: Path) -> None:
     [
         ("batch_tokens = 'many'", "batch_tokens = 'many'"),
         ("batch_tokens = 0", "batch_tokens = 0"),
+        ("batch_tokens = true", "batch_tokens = True"),
+        ("candidates = true", "candidates = True"),
+        ("hello_seconds = true", "hello_seconds = True"),
+        ("policy = {mode = 'row', protected_tokens = true}", "protected_tokens = True"),
+        ("policy = {mode = 'row', layer_scale = [true]}", r"layer_scale = \[True\]"),
+        ("policy = {mode = 'row', stages = [{min_age = true}]}", r"stages\[0\].min_age = True"),
+        ("policy = {mode = 'row', adaptive = {max_scale = true}}", "adaptive.max_scale = True"),
         ("batch_tokens = [16]", r"batch_tokens = \[16\]"),
         ("hello_second = 3", "hello_second = 3"),
         ("drain_seconds = -1", "drain_seconds = -1"),

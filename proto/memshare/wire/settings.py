@@ -9,6 +9,13 @@ from typing import Any
 from memshare.wire.errors import InvalidArgument
 
 
+def no_bool(value: Any) -> Any:
+    """A validator of numbers: Python's true is 1, a settings file's is not."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not true or false")
+    return value
+
+
 def read_table(config: Path, name: str) -> dict[str, Any]:
     """The table `name` of the file, empty if it has none.
 
