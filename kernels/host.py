@@ -215,24 +215,20 @@ class NumbaKernels(Kernels):
         rope: RopeTable | None,
     ) -> RowReader:
         source, row_elems = _source(pool, dtype), pool.shape[1]
-        no_table = np.empty((0, 0), np.float32)
-        no_table.flags.writeable = False
+        still, no_table = frozen(_NO_STEPS), frozen(np.empty((0, 0), np.float32))
+        element = np.dtype(np.int16) if dtype is RowDtype.BF16 else pool.dtype
+        gather = host_gather.gather_rows
 
         def read(rows: I32, deltas: I32 | None, out: Bits) -> None:
-            cos, sin = no_table, no_table
-            if deltas is not None and rope is not None:
-                cos, sin = rope.upto(int(np.abs(deltas).max(initial=0)) + 1)
-            host_gather.gather_rows(
-                source,
-                row_elems,
-                frozen(rows),
-                frozen(_NO_STEPS if deltas is None else deltas),
-                num_heads,
-                head_dim,
-                cos,
-                sin,
-                typed(out, dtype),
-            )
+            flat = out.reshape(-1).view(element)
+            rows = frozen(rows)
+            if deltas is None or rope is None:
+                gather(
+                    source, row_elems, rows, still, num_heads, head_dim, no_table, no_table, flat
+                )
+                return
+            tables = rope.upto(int(np.abs(deltas).max(initial=0)) + 1)
+            gather(source, row_elems, rows, frozen(deltas), num_heads, head_dim, *tables, flat)
 
         return read
 

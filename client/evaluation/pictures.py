@@ -49,7 +49,7 @@ def draw_frontier(points: Sequence[Point], path: Path, title: str) -> None:
     axes.set(yscale="log", xlabel="KV bytes saved, %", ylabel="KL, nats per token", title=title)
     axes.margins(x=0.15)
     axes.grid(alpha=0.3, which="both")
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(loc="lower left", fontsize=8)
     _save(figure, path)
 
 
