@@ -70,6 +70,11 @@ class AgentSettings(BaseSettings):
     )
 
 
+def pulse_seconds(worker_timeout: float) -> float:
+    """How often the worker gives its owner a sign of life."""
+    return min(1.0, worker_timeout / 4)
+
+
 def load_settings(config: Path | None = None, **flags: Any) -> AgentSettings:
     """Settings from `flags`, the environment and the `[agent]` table of the file `config`.
 

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from memshare.gpu_agent.config import AgentSettings
+from memshare.gpu_agent.config import AgentSettings, pulse_seconds
 from memshare.gpu_agent.operations import AgentOperations
 from memshare.gpu_agent.pool import HostPool
 from memshare.gpu_agent.search import SEARCHES
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool-descriptor", type=int, required=True)
     parser.add_argument("--pool-id", type=bytes.fromhex, required=True)
     parser.add_argument("--owner-pid", type=int, required=True)
+    parser.add_argument("--pulse-descriptor", type=int, required=True)
     parser.add_argument("--settings", type=AgentSettings.model_validate_json, required=True)
     options = parser.parse_args(arguments)
     settings: AgentSettings = options.settings
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _die_with(options.owner_pid)
     try:
         pool = HostPool.attach(options.pool_descriptor, options.pool_id)
-        asyncio.run(_serve(pool, settings))
+        asyncio.run(_serve(pool, settings, options.pulse_descriptor))
     except (MemshareError, OSError, ValueError, ImportError) as error:
         log.error("the worker cannot run", error=str(error))
         return 1
@@ -70,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(pool: HostPool, settings: AgentSettings) -> None:
+async def _serve(pool: HostPool, settings: AgentSettings, pulse: int) -> None:
     loop = asyncio.get_running_loop()
+    beating = asyncio.create_task(_beat(pulse, settings.worker_timeout))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -112,11 +115,21 @@ async def _serve(pool: HostPool, settings: AgentSettings) -> None:
             await servicer.drain(settings.stop_timeout)
             # What is left are answers on their way and health watches, which would never end.
             await server.stop(_FLUSH_SECONDS)
+    beating.cancel()
     # Not joined: a call that outlasts the stop must not outlast the process.
     executor.shutdown(wait=False, cancel_futures=True)
     log.info("stopped")
     sys.stderr.flush()
     os._exit(0)
+
+
+async def _beat(pulse: int, timeout: float) -> None:
+    """Tell the owner that calls are still answered here: by this loop, as this is."""
+    while timeout:
+        # Full when the owner stands still, broken when it ends.
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(pulse, b"\0")
+        await asyncio.sleep(pulse_seconds(timeout))
 
 
 async def _set_health(service: _Health, status: int) -> None:

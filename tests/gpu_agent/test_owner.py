@@ -195,6 +195,46 @@ def test_a_worker_that_hangs_does_not_outlast_the_stop(start_agent: Callable[...
     assert agent.logged("the worker does not stop, killing it")
 
 
+def test_a_worker_that_hangs_is_killed_and_another_started(
+    start_agent: Callable[..., Agent],
+) -> None:
+    agent = start_agent("--worker-timeout=0.8")
+    before = agent.wait_worker()
+    engine = agent.connect()
+    time.sleep(1.2)
+    assert is_running(before.worker_pid)
+    os.kill(before.worker_pid, signal.SIGSTOP)
+    wait_until(lambda: not is_running(before.worker_pid), timeout=5)
+    wait_until(lambda: agent.runtime.worker_socket.exists() and agent.worker_serves())
+    assert agent.wait_worker().worker_pid != before.worker_pid
+    assert agent.logged("the worker gives no sign of life, killing it")
+    assert engine.is_open()
+    engine.close()
+
+
+def test_an_owner_that_stood_still_does_not_blame_its_worker(
+    start_agent: Callable[..., Agent],
+) -> None:
+    agent = start_agent("--worker-timeout=0.4")
+    worker = agent.wait_worker().worker_pid
+    os.kill(agent.process.pid, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(agent.process.pid, signal.SIGCONT)
+    time.sleep(0.5)
+    assert is_running(worker)
+
+
+def test_a_worker_is_not_watched_when_its_timeout_is_zero(
+    start_agent: Callable[..., Agent],
+) -> None:
+    agent = start_agent("--worker-timeout=0")
+    worker = agent.wait_worker().worker_pid
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(1)
+    assert is_running(worker)
+    os.kill(worker, signal.SIGCONT)
+
+
 def test_a_forked_child_of_an_engine_frees_nothing(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent().wait_owner()
     command = [sys.executable, "-c", FORKING_ENGINE, str(agent.runtime.owner_socket)]
