@@ -53,7 +53,10 @@ def run_agent(settings: AgentSettings) -> int:
             _allow_descriptors(settings.max_connections + _OWN_DESCRIPTORS)
             listener = stack.enter_context(_listen(path))
             asyncio.run(_serve(listener, pool, settings))
-    except (MemshareError, OSError) as error:
+    except MemshareError as error:
+        log.error("the agent cannot run", reason=error.reason, error=str(error))
+        return 1
+    except OSError as error:
         log.error("the agent cannot run", error=str(error))
         return 1
     except KeyboardInterrupt:

@@ -216,7 +216,16 @@ class AgentLink:
             worker_epoch=self.worker_epoch, row_bytes=row_bytes, rows=pack(rows, INT32)
         )
         # Without a deadline: a worker that is merely slow may still be writing.
-        await self.call(self.stub.ZeroRows, request, timeout=None)
+        try:
+            await self.call(self.stub.ZeroRows, request, timeout=None)
+        except (AgentUnavailable, WorkerRestarted) as error:
+            pid = self.last_worker.worker_pid
+            raise AgentUnavailable(
+                f"rows of another tenant must be zeroed and the worker (pid {pid}) is gone: "
+                f"{error}",
+                retry_after=_RETRY_SECONDS,
+                worker_pid=pid,
+            ) from error
 
 
 async def _hang_up(owner: PoolConnection) -> None:

@@ -13,13 +13,22 @@ from memshare.manager.manager import Manager
 from memshare.manager.rows import Mask, Rows
 from memshare.v1 import manager_pb2
 from memshare.wire import status
-from memshare.wire.errors import Draining, InvalidArgument, MemshareError, Recovering
+from memshare.wire.errors import (
+    AgentUnavailable,
+    Draining,
+    InvalidArgument,
+    MemshareError,
+    Recovering,
+)
 from memshare.wire.packing import INT32, UINT8, UINT32, UINT64, pack, unpack
 
 _log = structlog.get_logger("memshare.manager")
 Answer = manager_pb2.AttachResponse | None
 # More would not fit into one answer.
 _MAX_COUNT: Final = 1 << 23
+# For rows to be zeroed, before a lease is refused; and until it should be asked for again.
+_ZERO_SECONDS: Final = 3.0
+_ZERO_RETRY: Final = 0.5
 
 
 class MessageHandler:
@@ -74,25 +83,57 @@ class MessageHandler:
                 field="count",
                 max_count=_MAX_COUNT,
             )
+        if not await self._finish_zeroing():
+            raise self._worker_is_silent()
         rows, foreign = self._state.lease(self._id, count)
         if foreign.any():
             await self._zero(rows, foreign)
         return manager_pb2.AttachResponse(row_lease=manager_pb2.RowLease(rows=pack(rows, INT32)))
 
     async def _zero(self, rows: Rows, foreign: Mask) -> None:
-        dirty = rows[foreign]
-        zeroing = self._manager.spawn(
-            self._manager.link.zero_rows(self._engine.layout.row_bytes, dirty)
-        )
+        given_up = asyncio.Event()
+        zeroing = self._manager.spawn(self._clean(rows, rows[foreign], given_up))
         self._engine.zeroing = zeroing
         try:
-            # Even if the stream ends meanwhile, the rows stay leased until the worker is done.
-            await asyncio.shield(zeroing)
+            if not await self._finish_zeroing():
+                raise self._worker_is_silent()
+        except BaseException:
+            given_up.set()
+            raise
+        zeroing.result()
+
+    async def _clean(self, rows: Rows, dirty: Rows, given_up: asyncio.Event) -> None:
+        """Zero what a lease got of others. Whatever becomes of the stream, the rows stay leased
+        until the worker is done with them; then they go back if nobody waits for them any more.
+        """
+        try:
+            await self._manager.link.zero_rows(self._engine.layout.row_bytes, dirty)
         except MemshareError:
             self._state.return_rows(self._id, rows)
             raise
-        self._engine.zeroing = None
         self._state.confirm_zeroed(self._id, dirty)
+        if given_up.is_set():
+            self._state.return_rows(self._id, rows)
+
+    async def _finish_zeroing(self) -> bool:
+        """Whether the worker has done, within a bounded time, what a lease needed of it."""
+        zeroing = self._engine.zeroing
+        if zeroing is not None:
+            done, _ = await asyncio.wait([zeroing], timeout=_ZERO_SECONDS)
+            if not done:
+                return False
+            zeroing.exception()  # told by whoever began it, if by anybody
+            self._engine.zeroing = None
+        return True
+
+    def _worker_is_silent(self) -> AgentUnavailable:
+        pid = self._manager.link.last_worker.worker_pid
+        return AgentUnavailable(
+            f"rows of another tenant must be zeroed and the worker (pid {pid}) has not done so "
+            f"within {_ZERO_SECONDS:g} s",
+            retry_after=_ZERO_RETRY,
+            worker_pid=pid,
+        )
 
     async def _return(self, request: manager_pb2.AttachRequest) -> Answer:
         self._state.return_rows(self._id, unpack(request.return_rows.rows, INT32, "rows"))

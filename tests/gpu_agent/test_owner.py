@@ -143,6 +143,22 @@ def test_a_live_socket_is_not_stolen(start_agent: Callable[..., Agent]) -> None:
     engine.close()
 
 
+def test_of_agents_that_race_for_one_directory_all_but_one_say_why_they_end(
+    start_agent: Callable[..., Agent],
+) -> None:
+    agents = [start_agent() for _ in range(3)]
+    wait_until(lambda: sum(agent.process.poll() is not None for agent in agents) == 2)
+    (winner,) = (agent for agent in agents if agent.process.poll() is None)
+    for agent in agents:
+        if agent is not winner:
+            assert agent.process.wait() == 1
+            (event,) = agent.events()
+            assert event["reason"] == "SOCKET_IN_USE"
+            assert "served by another" in event["error"]
+    winner.wait_worker()
+    winner.connect().close()
+
+
 def test_the_socket_of_another_program_is_not_stolen(
     start_agent: Callable[..., Agent], runtime_dir: Path
 ) -> None:

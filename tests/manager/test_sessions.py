@@ -20,6 +20,7 @@ from manager_harness import LAYOUT, PER_TOKEN, ROWS, Engine, Sidecar, drain, wai
 
 from memshare.v1 import admin_pb2, common_pb2, manager_pb2
 from memshare.wire.errors import (
+    AgentUnavailable,
     InvalidArgument,
     LayoutMismatch,
     ManagerUnavailable,
@@ -264,6 +265,41 @@ def test_rows_are_zeroed_before_another_tenant_gets_them(sidecar: Sidecar) -> No
     first.goodbye()
     second = Engine(sidecar, tenant="b")
     assert (second.data[second.lease(ROWS)] == 0).all()
+    second.goodbye()
+
+
+def test_a_lease_that_a_stopped_worker_should_zero_is_refused_and_grants_nothing(
+    fresh: Callable[..., Sidecar],
+) -> None:
+    sidecar = fresh()
+    worker = sidecar.status().worker_pid
+    first, second = Engine(sidecar), Engine(sidecar, tenant="b")
+    first.data[:] = 7.0
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for _ in range(2):  # asked for again, it waits for what is under way
+            with pytest.raises(AgentUnavailable, match=f"worker \\(pid {worker}\\)") as refused:
+                first.lease(100)
+            assert refused.value.retry_after
+            assert refused.value.details["worker_pid"] == str(worker)
+            # Nobody gets what a worker may yet write to.
+            assert sidecar.counts()[1] == 100
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_for(sidecar.all_free, "the rows that were not granted")
+    assert (first.data[first.lease(100)] == 0).all()
+    os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(AgentUnavailable):
+        second.lease(200)
+    second.break_stream()
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: sidecar.counts()[1] == 100, "the rows of the lost engine")
+    sidecar.check()
+    wait_for(lambda: sidecar.status().agent_state == "ready", "another worker")
+    second.drop_connection()
+    second = Engine(sidecar, tenant="b")
+    assert (second.data[second.lease(200)] == 0).all()
+    first.goodbye()
     second.goodbye()
 
 
