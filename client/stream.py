@@ -124,6 +124,7 @@ class ManagerStream:
 
     def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye and wait until the manager has taken note."""
+        self._outbox.put(manager_pb2.AttachRequest(goodbye=manager_pb2.Goodbye()))
         self._outbox.put(None)
         if self._reader is not None and self._reader is not threading.current_thread():
             deadline = time.monotonic() + timeout

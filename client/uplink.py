@@ -127,6 +127,7 @@ class Uplink:
         Raises `PoolExhausted` if it refuses, `ManagerUnavailable` after the timeout.
         """
         deadline = time.monotonic() + self._options.timeout
+        reason: MemshareError | None = None
         self.statistics.waits += 1
         with self._news:
             while self.state == ATTACHED:
@@ -137,8 +138,10 @@ class Uplink:
                 if remaining <= 0:
                     raise ManagerUnavailable(
                         f"the manager granted no {need} rows within {self._options.timeout:g} s"
+                        + (f": {reason}" if reason else "")
                     )
                 refused, self._lease_refused = self._lease_refused, None
+                reason = refused or reason
                 if isinstance(refused, PoolExhausted | InvalidArgument):
                     if ahead == 0:
                         raise refused

@@ -140,6 +140,7 @@ class _Load:
 
     def close(self) -> None:
         """Say goodbye."""
+        self._outbox.put(manager_pb2.AttachRequest(goodbye=manager_pb2.Goodbye()))
         self._outbox.put(None)
         for _ in self._answers:
             pass

@@ -22,7 +22,6 @@ from memshare.wire.packing import INT32, UINT8, unpack
 from memshare.wire.version import VERSION
 
 CAPABILITIES: Final = ("row-tables", "exact", "observe", "resume")
-_BREAK_SECONDS: Final = 0.02
 _MAX_SNAPSHOT_IDS: Final = 1 << 30
 _MAX_SNAPSHOT_PARTS: Final = 1 << 17
 _log = structlog.get_logger("memshare.manager")
@@ -106,8 +105,6 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
                 (reader, writer, engine.failure), return_when=asyncio.FIRST_COMPLETED
             )
             if reader.done():
-                # A broken stream may look like a closed one until its cancellation arrives.
-                await asyncio.sleep(_BREAK_SECONDS)
                 goodbye = reader.result() and not engine.failure.done()
         finally:
             reader.cancel()
@@ -122,16 +119,18 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
     async def _read(
         self, engine: Engine, requests: AsyncIterator[manager_pb2.AttachRequest]
     ) -> bool:
-        """Whether the engine said goodbye by closing its side."""
+        """Handle messages to the last. Returns whether that was a goodbye."""
         handler = MessageHandler(self._manager, engine)
         try:
             async for request in requests:
+                if request.WhichOneof("message") == "goodbye":
+                    return True
                 answer = await handler.handle(request)
                 if answer is not None:
                     await engine.outbox.put(answer)
         except (grpc.RpcError, grpc.aio.UsageError):
-            return False
-        return True
+            pass
+        return False
 
     async def _depart(self, engine: Engine, reader: asyncio.Task[bool], *, goodbye: bool) -> None:
         await asyncio.wait([reader])

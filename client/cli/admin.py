@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 import grpc
 
+from memshare.client.cli import output
 from memshare.client.stream import open_channel
 from memshare.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from memshare.wire.errors import ManagerUnavailable
@@ -50,12 +51,16 @@ class AdminClient:
 
     def engines(self) -> list[admin_pb2.EngineInfo]:
         """The attached engines."""
-        return list(self._call(self._stub.ListEngines, admin_pb2.ListEnginesRequest()).engines)
+        answer = self._call(self._stub.ListEngines, admin_pb2.ListEnginesRequest())
+        _say_left_out(answer.left_out, "engines")
+        return list(answer.engines)
 
     def requests(self, session_id: int = 0) -> list[admin_pb2.RequestInfo]:
         """Open requests of one session, or of all (0)."""
         request = admin_pb2.ListRequestsRequest(session_id=session_id)
-        return list(self._call(self._stub.ListRequests, request).requests)
+        answer = self._call(self._stub.ListRequests, request)
+        _say_left_out(answer.left_out, "requests")
+        return list(answer.requests)
 
     def policy(self, session_id: int = 0) -> admin_pb2.GetPolicyResponse:
         """The policy of one session, or the default (0), and the presets' names."""
@@ -98,3 +103,8 @@ class AdminClient:
             f"no manager {why} at {self._socket}: start one with `memshare up`, or name the "
             "running one's directory with --runtime-dir or MEMSHARE_RUNTIME_DIR"
         )
+
+
+def _say_left_out(count: int, what: str) -> None:
+    if count:
+        output.say(f"{count:,} more {what} do not fit into one answer")

@@ -69,6 +69,10 @@ class Child:
         self.process.kill()
         self.process.wait()
 
+    def was_killed(self) -> bool:
+        """Whether a signal that it did not handle ended it."""
+        return (self.process.poll() or 0) < 0
+
     def stop(self, timeout: float) -> bool:
         """Ask it to stop, and kill it when it has not within `timeout` seconds.
 

@@ -106,19 +106,21 @@ class Sidecar:
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> list[str]:
         """Stop the manager, then the agent. Returns the names of those that had to be killed."""
-        killed = [
-            child.name
-            for child in (self.manager, self.agent)
-            if child is not None and not child.stop(timeout)
-        ]
-        # One that was killed could not remove its socket.
-        for path in (
-            self.runtime.manager_socket,
-            self.runtime.worker_socket,
-            self.runtime.owner_socket,
-        ):
-            if path.is_socket() and not is_served(path):
-                path.unlink(missing_ok=True)
+        sockets = (
+            (self.manager, (self.runtime.manager_socket,)),
+            (self.agent, (self.runtime.worker_socket, self.runtime.owner_socket)),
+        )
+        killed = []
+        for child, paths in sockets:
+            if child is None:
+                continue
+            if not child.stop(timeout):
+                killed.append(child.name)
+            # A signal leaves no time to remove them. One that ended by itself did so, or they
+            # were never its own.
+            for path in paths if child.was_killed() else ():
+                if path.is_socket() and not is_served(path):
+                    path.unlink(missing_ok=True)
         self.manager = self.agent = None
         return killed
 
@@ -128,18 +130,21 @@ class Sidecar:
 
     def _await(self, child: Child, who: str, serves: Callable[[], bool], deadline: float) -> None:
         started = time.monotonic()
-        while not serves():
+        while True:
+            # Before the sockets: what serves there may be another sidecar, which this child lost
+            # the directory to.
             ending = child.ended()
-            last_words = child.last_words()
             if ending is not None:
                 raise SidecarFailed(
                     f"{who} is missing: `memshare {child.name}` ended with {ending} before it "
-                    f"was ready. {last_words}".rstrip()
+                    f"was ready. {child.last_words()}".rstrip()
                 )
+            if serves():
+                return
             if time.monotonic() > deadline:
                 raise SidecarFailed(
                     f"{who} is missing: `memshare {child.name}` (pid {child.pid}) is not ready "
-                    f"after {time.monotonic() - started:.0f} s. {last_words}".rstrip()
+                    f"after {time.monotonic() - started:.0f} s. {child.last_words()}".rstrip()
                 )
             time.sleep(_POLL_INTERVAL)
 

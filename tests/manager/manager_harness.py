@@ -296,6 +296,7 @@ class Engine:
 
     def goodbye(self) -> None:
         """End in order; returns when the manager has taken note."""
+        self.send(goodbye=manager_pb2.Goodbye())
         self.outbox.put(None)
         self.reader.join(10)
         self.drop_connection()

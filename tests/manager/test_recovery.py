@@ -230,7 +230,7 @@ def test_a_broken_stream_is_resumed_by_the_same_process(sidecar: Sidecar, engine
 
 
 def test_a_released_session_cannot_be_resumed(sidecar: Sidecar, engine: Engine) -> None:
-    engine.outbox.put(None)
+    engine.send(goodbye=manager_pb2.Goodbye())
     engine.reader.join(10)
     with pytest.raises(UnknownSession, match="attach anew"):
         resume(engine)

@@ -415,3 +415,14 @@ def test_the_death_of_the_memory_owner_ends_all_sessions(fresh: Callable[..., Si
     renewed.goodbye()
     assert sidecar.all_free()
     assert LAYOUT.row_bytes == renewed.welcome.pool.row_bytes
+
+
+def test_a_stream_that_ends_without_goodbye_keeps_its_rows(
+    sidecar: Sidecar, engine: Engine
+) -> None:
+    engine.lease(10)
+    engine.outbox.put(None)
+    engine.reader.join(10)
+    assert sidecar.rows().leased == 10
+    engine.drop_connection()
+    wait_for(sidecar.all_free, "the rows of an engine that is gone")

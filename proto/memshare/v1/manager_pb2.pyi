@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("sequence", "hello", "lease_rows", "return_rows", "open_request", "seal_tokens", "truncate_request", "close_requests", "decision_result", "step_completed", "sync")
+    __slots__ = ("sequence", "hello", "lease_rows", "return_rows", "open_request", "seal_tokens", "truncate_request", "close_requests", "decision_result", "step_completed", "sync", "goodbye")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LEASE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class AttachRequest(_message.Message):
     DECISION_RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     hello: Hello
     lease_rows: LeaseRows
@@ -32,7 +33,8 @@ class AttachRequest(_message.Message):
     decision_result: DecisionResult
     step_completed: StepCompleted
     sync: Sync
-    def __init__(self, sequence: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lease_rows: _Optional[_Union[LeaseRows, _Mapping]] = ..., return_rows: _Optional[_Union[ReturnRows, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., seal_tokens: _Optional[_Union[SealTokens, _Mapping]] = ..., truncate_request: _Optional[_Union[TruncateRequest, _Mapping]] = ..., close_requests: _Optional[_Union[CloseRequests, _Mapping]] = ..., decision_result: _Optional[_Union[DecisionResult, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, sequence: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lease_rows: _Optional[_Union[LeaseRows, _Mapping]] = ..., return_rows: _Optional[_Union[ReturnRows, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., seal_tokens: _Optional[_Union[SealTokens, _Mapping]] = ..., truncate_request: _Optional[_Union[TruncateRequest, _Mapping]] = ..., close_requests: _Optional[_Union[CloseRequests, _Mapping]] = ..., decision_result: _Optional[_Union[DecisionResult, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("sequence", "welcome", "row_lease", "share_decision", "rejected", "policy_changed", "synced", "draining")
@@ -223,6 +225,10 @@ class Sync(_message.Message):
     def __init__(self) -> None: ...
 
 class Synced(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
