@@ -21,7 +21,7 @@ help:
 	@echo "make test-slow  tests that load the model or run long"
 	@echo "make lint       ruff, mypy, import-linter, buf, generated code up to date"
 	@echo "make proto      generate the Python code of proto/"
-	@echo "make gpu-check  the checks that need a CUDA device"
+	@echo "make gpu-check  the checks that need a CUDA device (none yet: this release has no CUDA backend)"
 	@echo "make clean      remove .venv and caches"
 
 setup: $(STAMP)

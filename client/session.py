@@ -158,6 +158,9 @@ class Session:
                     rows = self._allocator.take_overflow(need)
                     self._count_overflow(need)
                 table.add_rows(rows, private)
+        # A prompt may have used up what is meant for the steps after it.
+        if self._allocator.available < self._rows_ahead():
+            self._uplink.ask_for_rows(2 * self._rows_ahead())
 
     def truncate(self, tables: RowTables, length: int) -> None:
         """Forget the tokens of a request from `length` on (a rollback)."""

@@ -102,7 +102,8 @@ def load_settings(config: Path | None = None, **flags: Any) -> AgentSettings:
             key = ".".join(str(part) for part in problem["loc"])
             name = str(problem["loc"][0]) if problem["loc"] else ""
             source = _source(name, given, variables, config)
-            problems.append(f"{key} = {problem['input']!r} ({source}): {problem['msg']}")
+            reason = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{key} = {problem['input']!r} ({source}): {reason}")
         raise InvalidArgument("; ".join(problems), field=str(error.errors()[0]["loc"][0])) from None
     except SettingsError as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""

@@ -131,5 +131,6 @@ def load_settings(config: Path | None = None, **flags: Any) -> ManagerSettings:
                 source = f"{ENV_PREFIX}{name.upper()}"
             key = ".".join(str(part) for part in problem["loc"])
             value = values.get(name) if name in values else problem["input"]
-            problems.append(f"{key} = {value!r} ({source}): {problem['msg']}")
+            reason = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{key} = {value!r} ({source}): {reason}")
         raise InvalidArgument("; ".join(problems), field=str(error.errors()[0]["loc"])) from None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memshare.client.cli import output
 from memshare.client.cli.options import JsonOption
+from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import running_sidecar
 
 bench = typer.Typer(
@@ -45,8 +42,8 @@ def step(
 
     torch.set_num_threads(1)
     loaded, _ = load_model(model)
-    with running_sidecar() as sidecar, progress_bar("steps", steps) as advance:
-        times = time_steps(loaded, sidecar.runtime.path, context, steps, policy, advance)
+    with running_sidecar() as sidecar, progress_bar("steps", steps) as bar:
+        times = time_steps(loaded, sidecar.runtime.path, context, steps, policy, bar.advance)
     _show(times.summary(), json)
     return 0
 
@@ -92,8 +89,8 @@ def chaos(
             rows = admin.status().rows
             return int(rows.free - rows.total)
 
-        with progress_bar("kills", kills) as advance:
-            result = kill_engines(sidecar.runtime.path, kills, free_rows, advance)
+        with progress_bar("kills", kills) as bar:
+            result = kill_engines(sidecar.runtime.path, kills, free_rows, bar.advance)
         errors = list(admin.check_integrity().errors)
     document = {**asdict(result), "integrity_errors": len(errors)}
     for error in errors:
@@ -102,17 +99,18 @@ def chaos(
     return 1 if errors or result.leaked_rows else 0
 
 
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], object]]:
-    """A bar on stderr; call what is yielded once for each of `total`."""
-    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
-
-
 def _show(document: dict[str, float], json: bool) -> None:
     if json:
         output.print_json(document)
     else:
-        output.print_fields((name, f"{value:,.4g}") for name, value in document.items())
+        output.print_fields((name, _readable(name, value)) for name, value in document.items())
+
+
+def _readable(name: str, value: float) -> str:
+    if name.endswith("_us"):
+        return f"{value / 1000:.2f} ms"
+    if name.endswith("bytes_per_second"):
+        return f"{value / 1e9:.1f} GB/s"
+    if "operations_per" in name:
+        return f"{value / 1e6:.1f} million"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

@@ -48,7 +48,7 @@ def agent(
 ) -> None:
     """Run the agent: it owns the memory and finds what repeats in it.
 
-    Settings come from flags, then MEMSHARE_AGENT_* variables, then the [agent] table of the file.
+    Settings come from flags, then MEMSHARE_AGENT_* variables, then the \\[agent] table of the file.
     """
     settings = agent_settings(
         config,
@@ -81,7 +81,7 @@ def manager(
 ) -> None:
     """Run the manager: it counts references and decides what is shared.
 
-    Settings come from flags, then MEMSHARE_MANAGER_* variables, then the [manager] table of the
+    Settings come from flags, then MEMSHARE_MANAGER_* variables, then the \\[manager] table of the
     file.
     """
     settings = manager_settings(

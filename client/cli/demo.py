@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from memshare.client.cli import output
-from memshare.client.cli.bench import progress_bar
+from memshare.client.cli.evaluate import known_policies
+from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import Sidecar, running_sidecar
 from memshare.client.cli.units import format_bytes
 
@@ -24,7 +25,6 @@ def demo(
 
     Starts a sidecar of its own as separate processes and stops it in the end.
     """
-    output.say("loading SmolLM2-135M (the first time it is converted from GGUF, a minute)")
     from memshare.client.evaluation.forced import compare, run_forced
     from memshare.client.evaluation.generation import generate
     from memshare.client.evaluation.model import load_model
@@ -33,11 +33,13 @@ def demo(
     from memshare.client.evaluation.sharing import run_shared
     from memshare.client.transformers import MemShareCache
 
-    model, tokenizer = load_model()
     output.say("starting the sidecar: an agent that owns 1 GiB, and a manager")
     runs: dict[str, Any] = {}
     cpu: dict[str, float] = {}
     with running_sidecar(pool_bytes=1 << 30) as sidecar:
+        known_policies(sidecar, [policy])
+        output.say("loading SmolLM2-135M (the first time it is converted from GGUF, a minute)")
+        model, tokenizer = load_model()
         free = _free_rows(sidecar)
         for mode in ("observe", policy):
             output.say(f"{len(PROBLEMS)} chains of {tokens} tokens through the shim, policy {mode}")
@@ -45,9 +47,15 @@ def demo(
             session = MemShareCache.attach(
                 model, policy=mode, runtime_dir=sidecar.runtime.path, tenant=""
             )
-            with session, progress_bar("tokens", tokens) as step:
+            with session, progress_bar("tokens", tokens) as bar:
                 runs[mode] = generate(
-                    model, tokenizer, PROBLEMS, tokens, session, step, lambda: _live_rows(sidecar)
+                    model,
+                    tokenizer,
+                    PROBLEMS,
+                    tokens,
+                    session,
+                    bar.advance,
+                    lambda: _live_rows(sidecar),
                 )
             cpu[mode] = _cpu_seconds(sidecar) - before
         output.say("fidelity: the first chain's text again, teacher-forced, unshared and shared")
@@ -151,6 +159,7 @@ def _print(document: dict[str, Any]) -> None:
         ("layer", "K shared", "V shared"),
         [(i, f"{k:.1%}", f"{v:.1%}") for i, (k, v) in enumerate(zip(keys, values, strict=True))],
     )
+    output.say("speeds compare only on an idle machine: the two runs follow one another")
     output.say(f"picture: {document['picture']}")
     kept = "all rows came back" if document["free_rows_returned"] else "ROWS WERE LOST"
     output.say(f"the pool after the demo: {kept}")

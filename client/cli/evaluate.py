@@ -10,10 +10,9 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memshare.client.cli import output
+from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import Sidecar, running_sidecar
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
@@ -64,9 +63,9 @@ def evaluate(
     file = results / "measurements.jsonl"
     if fresh:
         file.unlink(missing_ok=True)
-    output.say(f"{len(chosen)} traces of {tokens} tokens; measurements go to {file}")
+    output.say(f"traces: {len(chosen)} of {tokens} tokens; measurements go to {file}")
     with running_sidecar(pool_bytes=_pool_bytes(loaded, tokens)) as sidecar:
-        policies = _policies(sidecar, policy or list(DEFAULT_POLICIES))
+        policies = known_policies(sidecar, policy or list(DEFAULT_POLICIES))
         evaluation = Evaluation(loaded, policies, sidecar.runtime.path, ResultsFile(file))
         measurements = _measure(evaluation, chosen)
         recalls = {}
@@ -95,22 +94,23 @@ def evaluate(
 
 
 def _measure(evaluation: Any, traces: Sequence[Any]) -> list[Any]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     measurements = []
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("", total=evaluation.runs_per_trace() * len(traces))
+    with progress_bar("", evaluation.runs_per_trace() * len(traces)) as bar:
 
         def starting(trace: str, what: str) -> None:
-            progress.update(task, description=f"{trace[-28:]}: {what}")
+            bar.describe(f"…{trace[-24:]}: {what}" if len(trace) > 25 else f"{trace}: {what}")
 
-        for measurement in evaluation.measure(traces, starting):
-            measurements.append(measurement)
-            progress.advance(task)
+        try:
+            for measurement in evaluation.measure(traces, starting):
+                measurements.append(measurement)
+                bar.advance()
+        except KeyboardInterrupt:
+            output.say("stopped; the same command goes on from here")
+            raise
     return measurements
 
 
-def _policies(sidecar: Sidecar, names: Sequence[str]) -> dict[str, common_pb2.Policy]:
+def known_policies(sidecar: Sidecar, names: Sequence[str]) -> dict[str, common_pb2.Policy]:
     """The presets as the manager has them. Raises `InvalidArgument` for an unknown name."""
     with sidecar.admin() as admin:
         before = admin.policy().policy
@@ -145,9 +145,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     least, most = row["saved_range"]
     return (
         row["policy"],
-        f"{row['saved']:.1%}",
+        f"{row['saved']:.1%}" + ("" if row["kind"] in ("policy", "control") else " of 16 bits"),
         f"{row['dnll']:+.4f}",
-        f"{row['kl']:.4f}",
+        f"{row['kl']:.5f}",
         f"{row['agree']:.3f}",
         f"{least:.1%} to {most:.1%}",
         f"{row['recall']:.3f}" if "recall" in row else "",

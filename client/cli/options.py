@@ -45,7 +45,12 @@ JsonOption = Annotated[
 SessionOption = Annotated[
     int,
     typer.Option(
-        "--session", "-s", min=0, max=UINT64_MAX, help="A session's id; 0 is all, or the default."
+        "--session",
+        "-s",
+        min=0,
+        max=UINT64_MAX,
+        metavar="ID",
+        help="A session's id; 0 is all, or the default.",
     ),
 ]
 PoolBytesOption = Annotated[

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,9 +203,27 @@ def running_sidecar(
     runtime = RuntimeDirectory(runtime_dir)
     sidecar = Sidecar(runtime, pool_bytes=pool_bytes, policy=policy, log_directory=runtime_dir)
     try:
-        sidecar.start(timeout)
-        yield sidecar
+        with _stopped_like_interrupted():
+            sidecar.start(timeout)
+            yield sidecar
     finally:
         sidecar.stop()
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)
+
+
+@contextmanager
+def _stopped_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that nothing is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -39,6 +40,14 @@ class Evaluation:
     runtime_dir: Path
     results: ResultsFile
 
+    @cached_property
+    def model_digest(self) -> bytes:
+        """Tells one model from another: a hash of its configuration and all its weights."""
+        digest = hashlib.sha256(self.model.config.to_json_string().encode())
+        for name, weights in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + weights.contiguous().view(torch.uint8).numpy().data)
+        return digest.digest()
+
     def runs_per_trace(self) -> int:
         """Measurements of one trace."""
         return 4 * len(self.policies) + len(LOW_BITS)
@@ -59,14 +68,17 @@ class _TraceRun:
         self._trace = trace
         self._starting = starting
         self._tokens = trace.ids.shape[1]
+        self._subject = hashlib.sha256(
+            evaluation.model_digest + trace.ids.numpy().tobytes()
+        ).digest()
         self._first = self._tokens // 2
         self._unshared: torch.Tensor | None = None
 
     def measure(self) -> Iterator[Measurement]:
         for bits in LOW_BITS:
-            yield self._known(f"{bits}-bit cache", "") or self._low_bits(bits)
+            yield self._known(f"{bits}-bit cache", self._digest(b"")) or self._low_bits(bits)
         for name, policy in self._evaluation.policies.items():
-            digest = hashlib.sha256(policy.SerializeToString(deterministic=True)).hexdigest()[:16]
+            digest = self._digest(policy.SerializeToString(deterministic=True))
             labels = (name, f"{name}: random donor", f"{name}: dropped")
             known = [found for label in labels if (found := self._known(label, digest))]
             if len(known) == len(labels):
@@ -75,6 +87,9 @@ class _TraceRun:
                 yield from self._policy(name, policy, digest)
             label = f"{name} on {COMBINED_BITS} bits"
             yield self._known(label, digest) or self._combined(label, policy, digest)
+
+    def _digest(self, policy: bytes) -> str:
+        return hashlib.sha256(self._subject + policy).hexdigest()[:16]
 
     def _known(self, label: str, digest: str) -> Measurement | None:
         return self._evaluation.results.find(self._trace.name, self._tokens, label, digest)
@@ -115,7 +130,7 @@ class _TraceRun:
         fidelity = self._edited(lever)
         layout, _ = describe_model(self._evaluation.model)
         saved = lever.saved(self._tokens, layout.key_head_dim)
-        return self._add(lever.name, "lever", saved, fidelity, "")
+        return self._add(lever.name, "lever", saved, fidelity, self._digest(b""))
 
     def _edited(self, editor: Editor) -> Fidelity:
         unshared = self._baseline()

@@ -113,6 +113,8 @@ def generate(
         result.seconds = time.perf_counter() - started
         cache.finish_step()
         session.synchronise()
+        # Once more, so that the manager has counted what that applied.
+        session.synchronise()
         tables = cache.batch.tables
         layout = session.layout
         total = sum(t.length for t in tables)

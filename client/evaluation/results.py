@@ -23,7 +23,7 @@ class Measurement:
     dnll: float
     kl: float
     agree: float
-    # What the policy was, so that a changed one is measured anew.
+    # Of model, text and policy: what has changed is measured anew.
     digest: str = ""
     layers: list[list[float]] = field(default_factory=list)
 

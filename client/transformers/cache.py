@@ -20,7 +20,8 @@ from memshare.wire.errors import InvalidArgument
 
 
 class MemShareCache(Cache):
-    """Pass it to `model.generate(..., past_key_values=MemShareCache(model))`.
+    """Pass it to `model.generate(..., cache=MemShareCache(model))`; until Transformers 6 the
+    argument may also be called `past_key_values`.
 
     One cache holds one batch of sequences. Its rows go back when it is closed, leaves a `with`
     block or is garbage; so does the session, if the cache attached it.
