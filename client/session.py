@@ -203,11 +203,11 @@ class Session:
                 return
             least = 1 if flush else BLOCK_TOKENS
             for tables in self._tables.values():
-                if tables.private_from is not None:
-                    self._bring_home(tables)
+                if tables.overflow_from is not None:
+                    self._leave_overflow(tables)
                 if tables.seal_limit() - tables.sealed >= least:
                     self._seal(tables)
-            if self._allocator.available < self._rows_ahead() or self._is_away():
+            if self._allocator.available < self._rows_ahead() or self._uses_overflow():
                 self._uplink.ask_for_rows(2 * self._rows_ahead())
 
     def synchronise(self, timeout: float = 60.0) -> bool:
@@ -275,9 +275,9 @@ class Session:
             self.statistics.sealed_tokens += end - tables.sealed
             tables.sealed = end
 
-    def _bring_home(self, tables: RowTables) -> None:
+    def _leave_overflow(self, tables: RowTables) -> None:
         """Move a request's oldest tokens from the overflow to the leased rows that are left."""
-        tokens = tables.private_tokens(self.pool.first_overflow_row)
+        tokens = tables.tokens_in_overflow(self.pool.first_overflow_row)
         count = min(len(tokens), self._allocator.available // (2 * self.layout.num_layers))
         private = tables.rows[:, :, tokens[:count]]
         leased = self._allocator.take(private.size)
@@ -286,11 +286,11 @@ class Session:
         rows = self.pool.rows(np.uint8)
         rows[leased] = rows[private.ravel()]
         tables.rows[:, :, tokens[:count]] = leased.reshape(private.shape)
-        tables.private_from = int(tokens[count]) if count < len(tokens) else None
+        tables.overflow_from = int(tokens[count]) if count < len(tokens) else None
         self._allocator.give_back(private.ravel())
 
-    def _is_away(self) -> bool:
-        return any(tables.private_from is not None for tables in self._tables.values())
+    def _uses_overflow(self) -> bool:
+        return any(tables.overflow_from is not None for tables in self._tables.values())
 
     def _complete_step(self) -> None:
         self._send(step_completed=manager_pb2.StepCompleted(step=self.statistics.steps))

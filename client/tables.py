@@ -47,7 +47,7 @@ class RowTables:
         final: tokens that are written and will not change: they may be sealed.
         sealed: tokens the manager was told of.
         opened: whether the manager knows this request.
-        private_from: first token with a row in the overflow; nothing from there on is sealed.
+        overflow_from: first token with a row in the overflow; nothing from there on is sealed.
     """
 
     def __init__(self, request_id: int, num_layers: int, first_token: int = 0) -> None:
@@ -64,7 +64,7 @@ class RowTables:
         self.allocated = 0
         self.final = 0
         self.sealed = 0
-        self.private_from: int | None = None
+        self.overflow_from: int | None = None
         self.opened = False
 
     def rows_needed(self, tokens: int) -> int:
@@ -79,17 +79,17 @@ class RowTables:
         self._reserve(end)
         block = rows.reshape(2, self.num_layers, tokens)
         self.rows[:, :, self.allocated : end] = block
-        if private and self.private_from is None:
-            self.private_from = self.allocated
+        if private and self.overflow_from is None:
+            self.overflow_from = self.allocated
         self.allocated = end
 
     def seal_limit(self) -> int:
         """Tokens that may be sealed now."""
-        return self.final if self.private_from is None else min(self.final, self.private_from)
+        return self.final if self.overflow_from is None else min(self.final, self.overflow_from)
 
-    def private_tokens(self, first_overflow_row: int) -> npt.NDArray[np.int64]:
+    def tokens_in_overflow(self, first_overflow_row: int) -> npt.NDArray[np.int64]:
         """The tokens whose rows lie in the overflow, in their order."""
-        start = self.allocated if self.private_from is None else self.private_from
+        start = self.allocated if self.overflow_from is None else self.overflow_from
         # A token's rows are allocated together, so that one of them tells for all.
         rows = self.rows[KEY, 0, start : self.allocated]
         return np.flatnonzero(rows >= first_overflow_row) + start
@@ -136,8 +136,8 @@ class RowTables:
         self.errors[length:] = 0
         self.length, self.allocated = length, keep_allocated
         self.final, self.sealed = min(self.final, length), min(self.sealed, length)
-        if self.private_from is not None and self.private_from >= self.allocated:
-            self.private_from = None
+        if self.overflow_from is not None and self.overflow_from >= self.allocated:
+            self.overflow_from = None
         self.generation += 1
         return loose
 

@@ -64,14 +64,14 @@ class MemShareCache(Cache):
         self.session = session
         self.batch = SequenceBatch(session, model.dtype)
         # `generate(..., MemShareCache(model))` leaves nobody to close it.
-        self._release = weakref.finalize(
+        self._give_back = weakref.finalize(
             self, _release, self.batch, session if self._owns_session else None
         )
-        lazily = attention is not None and not caches_latents(model)
-        if attention is not None and lazily:
+        reads_rows = attention is not None and not caches_latents(model)
+        if attention is not None and reads_rows:
             use_attention(model, attention)
         super().__init__(
-            layers=[MemShareLayer(self.batch, i, lazily) for i in range(layout.num_layers)]
+            layers=[MemShareLayer(self.batch, i, reads_rows) for i in range(layout.num_layers)]
         )
 
     @staticmethod
@@ -120,7 +120,7 @@ class MemShareCache(Cache):
 
     def close(self) -> None:
         """Give all rows back; detach if this cache attached itself. Safe to call twice."""
-        self._release()
+        self._give_back()
 
     def __enter__(self) -> MemShareCache:
         return self
@@ -156,11 +156,11 @@ class MemShareLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, batch: SequenceBatch, layer: int, lazily: bool) -> None:
+    def __init__(self, batch: SequenceBatch, layer: int, reads_rows: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._batch = batch
         self._layer = layer
-        self._lazily = lazily
+        self._reads_rows = reads_rows
         self._length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ class MemShareLayer(CacheLayerMixin):
         batch.write(layer, VALUE, value_states)
         self.is_initialized = True
         self._length = batch.length
-        if self._lazily:
+        if self._reads_rows:
             batch.expect_read(layer)
             key_states.memshare_rows = RowView(batch, layer)  # type: ignore[attr-defined]
             return key_states, value_states

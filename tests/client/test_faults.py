@@ -255,7 +255,7 @@ def test_nothing_is_granted_until_all_engines_are_back(clean):
         wait_for(lambda: status(clean).state == "serving", "the engine to come back")
         for _ in range(20):
             engine.synchronise()
-        assert tables.private_from is None
+        assert tables.overflow_from is None
         engine.assert_intact(tables)
         counts(clean)
     stopped.communicate()

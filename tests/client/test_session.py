@@ -447,7 +447,7 @@ def test_decoding_goes_on_in_private_memory_and_comes_home(sidecar):
         assert held_rows(session)[1] < BLOCK_ROWS
         assert session._allocator.overflow_in_use > 0
         assert session.statistics.overflow_tokens > 0
-        private = tables.private_from
+        private = tables.overflow_from
         assert private is not None
         assert tables.sealed <= private
         engine.assert_intact(tables)
@@ -457,7 +457,7 @@ def test_decoding_goes_on_in_private_memory_and_comes_home(sidecar):
         session.close_requests([other])
         for _ in range(12):
             engine.synchronise()
-        assert tables.private_from is None or tables.private_from > private
+        assert tables.overflow_from is None or tables.overflow_from > private
         engine.assert_intact(tables)
         assert_counted(sidecar, session)
         assert session.statistics.rejected == 0
@@ -475,10 +475,10 @@ def test_all_comes_home_once_sharing_makes_room(sidecar):
             engine.rows[tables.rows[:, :, start : tables.length]] = engine.expected(
                 start, tables.length
             )
-        assert tables.private_from is not None
+        assert tables.overflow_from is not None
         for _ in range(30):
             engine.synchronise()
-        assert tables.private_from is None
+        assert tables.overflow_from is None
         assert session._allocator.overflow_in_use == 0
         assert tables.sealed == tables.length
         engine.assert_intact(tables)

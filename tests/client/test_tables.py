@@ -162,7 +162,7 @@ def test_nothing_is_sealed_from_the_first_private_token_on():
     tables.add_rows(np.arange(5000, 5000 + tables.rows_needed(16), dtype=np.int32), False)
     tables.length = tables.final = 48
     assert tables.seal_limit() == 16
-    assert tables.private_tokens(OVERFLOW).tolist() == list(range(16, 32))
+    assert tables.tokens_in_overflow(OVERFLOW).tolist() == list(range(16, 32))
 
 
 def test_a_rollback_before_the_private_tokens_makes_all_sealable():
@@ -171,8 +171,8 @@ def test_a_rollback_before_the_private_tokens_makes_all_sealable():
     tables.length = tables.final = 32
     loose = tables.truncate(10)
     assert (loose >= OVERFLOW).all()
-    assert tables.private_from is None
-    assert tables.private_tokens(OVERFLOW).tolist() == []
+    assert tables.overflow_from is None
+    assert tables.tokens_in_overflow(OVERFLOW).tolist() == []
     assert tables.seal_limit() == 10
 
 
