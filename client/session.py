@@ -159,8 +159,7 @@ class Session:
                     self._count_overflow(need)
                 table.add_rows(rows, private)
         # A prompt may have used up what is meant for the steps after it.
-        if self._allocator.available < self._rows_ahead():
-            self._uplink.ask_for_rows(2 * self._rows_ahead())
+        self._lease_ahead()
 
     def truncate(self, tables: RowTables, length: int) -> None:
         """Forget the tokens of a request from `length` on (a rollback)."""
@@ -207,8 +206,7 @@ class Session:
                     self._leave_overflow(tables)
                 if tables.seal_limit() - tables.sealed >= least:
                     self._seal(tables)
-            if self._allocator.available < self._rows_ahead() or self._uses_overflow():
-                self._uplink.ask_for_rows(2 * self._rows_ahead())
+            self._lease_ahead()
 
     def synchronise(self, timeout: float = 60.0) -> bool:
         """Wait until the sidecar has decided on all that is final, and apply it.
@@ -289,8 +287,10 @@ class Session:
         tables.overflow_from = int(tokens[count]) if count < len(tokens) else None
         self._allocator.give_back(private.ravel())
 
-    def _uses_overflow(self) -> bool:
-        return any(tables.overflow_from is not None for tables in self._tables.values())
+    def _lease_ahead(self) -> None:
+        in_overflow = any(tables.overflow_from is not None for tables in self._tables.values())
+        if in_overflow or self._allocator.available < self._rows_ahead():
+            self._uplink.ask_for_rows(2 * self._rows_ahead())
 
     def _complete_step(self) -> None:
         self._send(step_completed=manager_pb2.StepCompleted(step=self.statistics.steps))

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from memshare.client.cli import output
-from memshare.client.cli.evaluate import known_policies
 from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import Sidecar, running_sidecar
 from memshare.client.cli.units import format_bytes
+from memshare.manager.policy import preset
 
 
 def demo(
@@ -33,11 +33,11 @@ def demo(
     from memshare.client.evaluation.sharing import run_shared
     from memshare.client.transformers import MemShareCache
 
+    preset(policy)  # an unknown one is told before anything is loaded
     output.say("starting the sidecar: an agent that owns 1 GiB, and a manager")
     runs: dict[str, Any] = {}
     cpu: dict[str, float] = {}
     with running_sidecar(pool_bytes=1 << 30) as sidecar:
-        known_policies(sidecar, [policy])
         output.say("loading SmolLM2-135M (the first time it is converted from GGUF, a minute)")
         model, tokenizer = load_model()
         free = _free_rows(sidecar)

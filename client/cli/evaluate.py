@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -13,8 +13,8 @@ import typer
 
 from memshare.client.cli import output
 from memshare.client.cli.progress import progress_bar
-from memshare.client.cli.sidecar import Sidecar, running_sidecar
-from memshare.v1 import common_pb2
+from memshare.client.cli.sidecar import running_sidecar
+from memshare.manager.policy import Adaptive, Policy, preset
 from memshare.wire.errors import InvalidArgument
 
 # A candidate list that is longer finds no more: docs/fidelity.md.
@@ -55,6 +55,7 @@ def evaluate(
     from memshare.client.evaluation.results import ResultsFile
     from memshare.client.evaluation.traces import read_traces
 
+    policies = {name: preset(name) for name in policy or DEFAULT_POLICIES}
     if not traces.is_file():
         raise InvalidArgument(f"--traces {traces}: no such file")
     output.say("loading the model")
@@ -65,14 +66,16 @@ def evaluate(
         file.unlink(missing_ok=True)
     output.say(f"traces: {len(chosen)} of {tokens} tokens; measurements go to {file}")
     with running_sidecar(pool_bytes=_pool_bytes(loaded, tokens)) as sidecar:
-        policies = known_policies(sidecar, policy or list(DEFAULT_POLICIES))
-        evaluation = Evaluation(loaded, policies, sidecar.runtime.path, ResultsFile(file))
+        messages = {name: one.to_proto() for name, one in policies.items()}
+        evaluation = Evaluation(loaded, messages, sidecar.runtime.path, ResultsFile(file))
         measurements = _measure(evaluation, chosen)
         recalls = {}
         if recall:
             output.say("measuring the index's recall")
+            layers = evaluation.layout.num_layers
+            thresholds = {name: _last_thresholds(one, layers) for name, one in policies.items()}
             recalls = measure_recall(
-                loaded, chosen[0].ids, policies, sidecar.runtime.path, CANDIDATES
+                loaded, chosen[0].ids, thresholds, sidecar.runtime.path, CANDIDATES
             )
     rows = _averages(measurements)
     for row in rows:
@@ -110,14 +113,13 @@ def _measure(evaluation: Any, traces: Sequence[Any]) -> list[Any]:
     return measurements
 
 
-def known_policies(sidecar: Sidecar, names: Sequence[str]) -> dict[str, common_pb2.Policy]:
-    """The presets as the manager has them. Raises `InvalidArgument` for an unknown name."""
-    with sidecar.admin() as admin:
-        before = admin.policy().policy
-        try:
-            return {name: admin.set_policy(name).policy for name in names}
-        finally:
-            admin.set_policy(before)
+def _last_thresholds(policy: Policy, num_layers: int) -> Any:
+    """Of the policy's last stage, as they are while memory is not scarce."""
+    from memshare.client.evaluation.recall import Thresholds
+
+    steady = replace(policy, adaptive=Adaptive())
+    keys, values = steady.thresholds(policy.stages[-1], num_layers, used=0.0)
+    return Thresholds(keys, values, policy.protected_tokens)
 
 
 def _pool_bytes(model: Any, tokens: int) -> int:

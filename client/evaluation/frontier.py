@@ -24,6 +24,7 @@ from memshare.client.evaluation.sharing import SharedRun, run_shared
 from memshare.client.evaluation.traces import Trace
 from memshare.client.transformers import describe_model
 from memshare.v1 import common_pb2
+from memshare.wire.layout import RowLayout
 
 LOW_BITS = (4, 8)
 # What sharing adds to a low-bit cache is measured on this one.
@@ -39,6 +40,11 @@ class Evaluation:
     policies: dict[str, common_pb2.Policy]
     runtime_dir: Path
     results: ResultsFile
+
+    @cached_property
+    def layout(self) -> RowLayout:
+        """The shape of the model's rows."""
+        return describe_model(self.model)[0]
 
     @cached_property
     def model_digest(self) -> bytes:
@@ -95,15 +101,9 @@ class _TraceRun:
         return self._evaluation.results.find(self._trace.name, self._tokens, label, digest)
 
     def _policy(self, name: str, policy: common_pb2.Policy, digest: str) -> Iterator[Measurement]:
-        evaluation, ids = self._evaluation, self._trace.ids
-        unshared = self._baseline()
-        self._starting(self._trace.name, name)
-        run = run_shared(evaluation.model, ids, policy, evaluation.runtime_dir, self._first)
-        fidelity = compare(unshared, run.log_probs, ids, self._first)
-        run.log_probs = torch.empty(0)
+        run, fidelity = self._shared(name, policy)
         yield self._add(name, "policy", run.saved, fidelity, digest, run)
-        layout, _ = describe_model(evaluation.model)
-        inv_freq = torch.tensor(layout.inv_freq)
+        inv_freq = torch.tensor(self._evaluation.layout.inv_freq)
         controls: tuple[Editor, ...] = (
             RandomDonors(run.events, inv_freq, policy.protected_tokens),
             DroppedTokens(run.events),
@@ -113,24 +113,27 @@ class _TraceRun:
             yield self._add(f"{name}: {control.name}", "control", run.saved, fidelity, digest)
 
     def _combined(self, label: str, policy: common_pb2.Policy, digest: str) -> Measurement:
-        evaluation, ids = self._evaluation, self._trace.ids
-        unshared = self._baseline()
-        self._starting(self._trace.name, label)
-        run = run_shared(
-            evaluation.model, ids, policy, evaluation.runtime_dir, self._first, COMBINED_BITS
-        )
-        fidelity = compare(unshared, run.log_probs, ids, self._first)
-        run.log_probs = torch.empty(0)
-        layout, _ = describe_model(evaluation.model)
-        saved = run.saved_of_16_bits(layout, COMBINED_BITS)
+        run, fidelity = self._shared(label, policy, COMBINED_BITS)
+        saved = run.saved_of_16_bits(self._evaluation.layout, COMBINED_BITS)
         return self._add(label, "combined", saved, fidelity, digest)
 
     def _low_bits(self, bits: int) -> Measurement:
         lever = LowBits(bits)
         fidelity = self._edited(lever)
-        layout, _ = describe_model(self._evaluation.model)
-        saved = lever.saved(self._tokens, layout.key_head_dim)
+        saved = lever.saved(self._tokens, self._evaluation.layout.key_head_dim)
         return self._add(lever.name, "lever", saved, fidelity, self._digest(b""))
+
+    def _shared(
+        self, label: str, policy: common_pb2.Policy, bits: int | None = None
+    ) -> tuple[SharedRun, Fidelity]:
+        evaluation, ids = self._evaluation, self._trace.ids
+        unshared = self._baseline()
+        self._starting(self._trace.name, label)
+        run = run_shared(evaluation.model, ids, policy, evaluation.runtime_dir, self._first, bits)
+        fidelity = compare(unshared, run.log_probs, ids, self._first)
+        # Hundreds of megabytes, and not needed any more.
+        run.log_probs = torch.empty(0)
+        return run, fidelity
 
     def _edited(self, editor: Editor) -> Fidelity:
         unshared = self._baseline()

@@ -7,16 +7,26 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
 from memshare.client.evaluation.forced import run_forced
 from memshare.client.stream import open_channel
 from memshare.client.transformers import MemShareCache
-from memshare.v1 import agent_pb2, agent_pb2_grpc, common_pb2
+from memshare.v1 import agent_pb2, agent_pb2_grpc
 from memshare.wire import packing, status
 from memshare.wire.errors import AgentUnavailable
 from memshare.wire.runtime import RuntimeDirectory
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Of each layer, float32 `[num_layers]`; the first tokens are neither donors nor targets."""
+
+    keys: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
+    protected_tokens: int
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,11 @@ class Recall:
 def measure_recall(
     model: PreTrainedModel,
     ids: torch.Tensor,
-    policies: dict[str, common_pb2.Policy],
+    thresholds: dict[str, Thresholds],
     runtime_dir: Path,
     candidates: int,
 ) -> dict[str, Recall]:
-    """For each policy's last stage, the recall of the index on one trace.
+    """For each policy's thresholds, the recall of the index on one trace.
 
     The trace's rows are brought into the pool in `observe`; then the agent itself is asked
     twice, for its index's answer and for an exhaustive one over the same donors.
@@ -61,10 +71,9 @@ def measure_recall(
                     generation=tables.generation,
                     candidates=candidates,
                 )
-                layers = session.layout.num_layers
                 return {
-                    name: _recall(stub, question, policy, ids.shape[1], layers)
-                    for name, policy in policies.items()
+                    name: _recall(stub, question, one, ids.shape[1])
+                    for name, one in thresholds.items()
                 }
             except grpc.RpcError as error:
                 raise status.from_rpc_error(error, AgentUnavailable) from error
@@ -73,23 +82,18 @@ def measure_recall(
 def _recall(
     stub: agent_pb2_grpc.AgentServiceStub,
     question: agent_pb2.FindDonorsRequest,
-    policy: common_pb2.Policy,
+    thresholds: Thresholds,
     tokens: int,
-    layers: int,
 ) -> Recall:
-    stage = policy.stages[-1]
-    scale = np.ones(layers)
-    if policy.layer_scale:
-        points = np.linspace(0, 1, len(policy.layer_scale))
-        scale = np.interp(np.linspace(0, 1, layers), points, policy.layer_scale)
-    question.key_thresholds = packing.pack(stage.key_threshold * scale, packing.FLOAT32)
-    question.value_thresholds = packing.pack(stage.value_threshold * scale, packing.FLOAT32)
+    layers = len(thresholds.keys)
+    question.key_thresholds = packing.pack(thresholds.keys, packing.FLOAT32)
+    question.value_thresholds = packing.pack(thresholds.values, packing.FLOAT32)
     found = shareable = 0
     step = 64
     for start in range(256, tokens, 4 * step):
         end = min(start + step, tokens)
         mask = np.zeros((2, layers, end), np.bool_)
-        mask[:, :, policy.protected_tokens :] = True
+        mask[:, :, thresholds.protected_tokens :] = True
         question.target_start, question.target_end = start, end
         question.donor_mask = question.target_mask = packing.pack_mask(mask)
         for exhaustive in (False, True):

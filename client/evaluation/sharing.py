@@ -29,7 +29,6 @@ class SharedRun:
         saved: share of all K and V bytes, the tables' bytes counted against it.
         saved_keys, saved_values: share of K and of V rows that point at another token's.
         by_layer: the same, float64 `[2, num_layers]`.
-        over_tokens: (tokens, saved) after each chunk.
         events: what was shared when, to replay it with other donors.
     """
 
@@ -38,7 +37,6 @@ class SharedRun:
     saved_keys: float = 0.0
     saved_values: float = 0.0
     by_layer: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
-    over_tokens: list[tuple[int, float]] = field(default_factory=list)
     events: list[SharedEntries] = field(default_factory=list)
 
     def saved_of_16_bits(self, layout: RowLayout, bits: int) -> float:
@@ -85,7 +83,6 @@ def run_shared(
             new = shared.copy()
             new[:, :, : before.shape[2]] &= ~before
             run.events.append(_entries(tokens, new))
-            run.over_tokens.append((tokens, saved_share(session, shared)))
             before = shared
 
         run.log_probs = run_forced(model, ids, cache, settle, first_wanted)

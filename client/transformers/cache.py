@@ -12,9 +12,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from memshare.client.options import SessionOptions
 from memshare.client.session import Session, attach
+from memshare.client.tables import KEY, VALUE
 from memshare.client.transformers.attention import SDPA, RowView, use_attention
 from memshare.client.transformers.model import caches_latents, describe_model
-from memshare.client.transformers.rows import KEY, VALUE, SequenceBatch
+from memshare.client.transformers.rows import SequenceBatch
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
 

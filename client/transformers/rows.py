@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from memshare.client.session import Session
-from memshare.client.tables import KEY, VALUE, RowTables
+from memshare.client.tables import KEY, RowTables
 from memshare.kernels import RopeTable, RowDtype, get_kernels
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
@@ -171,6 +171,3 @@ def _huge_pages(size: int) -> npt.NDArray[np.uint8]:
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     return whole[start : start + size]
-
-
-__all__ = ["KEY", "VALUE", "SequenceBatch"]
