@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from memshare.v1 import common_pb2 as memshare_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memshare/v1/agent.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"\x15\n\x13GetAgentInfoRequest\"\xf4\x01\n\x14GetAgentInfoResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nworker_pid\x18\x05 \x01(\x03\x12\x10\n\x08sessions\x18\x06 \x01(\x04\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x14\n\x0cindexed_rows\x18\x08 \x01(\x04\x12\x13\n\x0b\x63pu_seconds\x18\t \x01(\x01\x12\x16\n\x0enonfinite_rows\x18\n \x01(\x04\"\x87\x01\n\x10OpenIndexRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12&\n\x06layout\x18\x03 \x01(\x0b\x32\x16.memshare.v1.RowLayout\x12\x11\n\trow_bytes\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x13\n\x11OpenIndexResponse\"=\n\x11\x43loseIndexRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\"\x14\n\x12\x43loseIndexResponse\"\xc2\x01\n\x10IndexRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\r\n\x05start\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x10\n\x08key_rows\x18\x07 \x01(\x0c\x12\x12\n\nvalue_rows\x18\x08 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\t \x01(\r\"\'\n\x11IndexRowsResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"~\n\x13\x44ropRequestsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x03 \x01(\x0c\x12\x13\n\x0bkeep_tokens\x18\x04 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x05 \x01(\x0c\"\x16\n\x14\x44ropRequestsResponse\"\xa1\x02\n\x11\x46indDonorsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x14\n\x0ctarget_start\x18\x05 \x01(\r\x12\x12\n\ntarget_end\x18\x06 \x01(\r\x12\x12\n\ndonor_mask\x18\x07 \x01(\x0c\x12\x13\n\x0btarget_mask\x18\x08 \x01(\x0c\x12\x16\n\x0ekey_thresholds\x18\t \x01(\x0c\x12\x18\n\x10value_thresholds\x18\n \x01(\x0c\x12\r\n\x05\x65xact\x18\x0b \x01(\x08\x12\x12\n\ncandidates\x18\x0c \x01(\r\x12\x12\n\nexhaustive\x18\r \x01(\x08\"\xd0\x01\n\x12\x46indDonorsResponse\x12\x0e\n\x06layers\x18\x01 \x01(\x0c\x12\r\n\x05kinds\x18\x02 \x01(\x0c\x12\x0f\n\x07targets\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64onors\x18\x04 \x01(\x0c\x12\x12\n\ndonor_rows\x18\x05 \x01(\x0c\x12\x11\n\tdistances\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64onor_sessions\x18\x07 \x01(\x0c\x12\x16\n\x0e\x64onor_requests\x18\x08 \x01(\x0c\x12\x10\n\x08\x65xamined\x18\t \x01(\x04\x12\x11\n\tnonfinite\x18\n \x01(\x04\"i\n\x0f\x43opyRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x11\n\trow_bytes\x18\x02 \x01(\r\x12\x13\n\x0bsource_rows\x18\x03 \x01(\x0c\x12\x18\n\x10\x64\x65stination_rows\x18\x04 \x01(\x0c\"\x12\n\x10\x43opyRowsResponse\"H\n\x0fZeroRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x11\n\trow_bytes\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\"\x12\n\x10ZeroRowsResponse2\x80\x05\n\x0c\x41gentService\x12S\n\x0cGetAgentInfo\x12 .memshare.v1.GetAgentInfoRequest\x1a!.memshare.v1.GetAgentInfoResponse\x12J\n\tOpenIndex\x12\x1d.memshare.v1.OpenIndexRequest\x1a\x1e.memshare.v1.OpenIndexResponse\x12M\n\nCloseIndex\x12\x1e.memshare.v1.CloseIndexRequest\x1a\x1f.memshare.v1.CloseIndexResponse\x12J\n\tIndexRows\x12\x1d.memshare.v1.IndexRowsRequest\x1a\x1e.memshare.v1.IndexRowsResponse\x12S\n\x0c\x44ropRequests\x12 .memshare.v1.DropRequestsRequest\x1a!.memshare.v1.DropRequestsResponse\x12M\n\nFindDonors\x12\x1e.memshare.v1.FindDonorsRequest\x1a\x1f.memshare.v1.FindDonorsResponse\x12G\n\x08\x43opyRows\x12\x1c.memshare.v1.CopyRowsRequest\x1a\x1d.memshare.v1.CopyRowsResponse\x12G\n\x08ZeroRows\x12\x1c.memshare.v1.ZeroRowsRequest\x1a\x1d.memshare.v1.ZeroRowsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memshare/v1/agent.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"\x15\n\x13GetAgentInfoRequest\"\xf4\x01\n\x14GetAgentInfoResponse\x12)\n\x04pool\x18\x01 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nworker_pid\x18\x05 \x01(\x03\x12\x10\n\x08sessions\x18\x06 \x01(\x04\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x14\n\x0cindexed_rows\x18\x08 \x01(\x04\x12\x13\n\x0b\x63pu_seconds\x18\t \x01(\x01\x12\x16\n\x0enonfinite_rows\x18\n \x01(\x04\"\xb7\x01\n\x10OpenIndexRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12&\n\x06layout\x18\x03 \x01(\x0b\x32\x16.memshare.v1.RowLayout\x12\x11\n\trow_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12.\n\x0c\x62lock_layout\x18\x06 \x01(\x0b\x32\x18.memshare.v1.BlockLayout\"\x13\n\x11OpenIndexResponse\"=\n\x11\x43loseIndexRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\"\x14\n\x12\x43loseIndexResponse\"\xd6\x01\n\x10IndexRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\r\n\x05start\x18\x05 \x01(\r\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x10\n\x08key_rows\x18\x07 \x01(\x0c\x12\x12\n\nvalue_rows\x18\x08 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\t \x01(\r\x12\x12\n\ncandidates\x18\n \x01(\x0c\"\'\n\x11IndexRowsResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"~\n\x13\x44ropRequestsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x03 \x01(\x0c\x12\x13\n\x0bkeep_tokens\x18\x04 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x05 \x01(\x0c\"\x16\n\x14\x44ropRequestsResponse\"\xa1\x02\n\x11\x46indDonorsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x14\n\x0ctarget_start\x18\x05 \x01(\r\x12\x12\n\ntarget_end\x18\x06 \x01(\r\x12\x12\n\ndonor_mask\x18\x07 \x01(\x0c\x12\x13\n\x0btarget_mask\x18\x08 \x01(\x0c\x12\x16\n\x0ekey_thresholds\x18\t \x01(\x0c\x12\x18\n\x10value_thresholds\x18\n \x01(\x0c\x12\r\n\x05\x65xact\x18\x0b \x01(\x08\x12\x12\n\ncandidates\x18\x0c \x01(\r\x12\x12\n\nexhaustive\x18\r \x01(\x08\"\xd0\x01\n\x12\x46indDonorsResponse\x12\x0e\n\x06layers\x18\x01 \x01(\x0c\x12\r\n\x05kinds\x18\x02 \x01(\x0c\x12\x0f\n\x07targets\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64onors\x18\x04 \x01(\x0c\x12\x12\n\ndonor_rows\x18\x05 \x01(\x0c\x12\x11\n\tdistances\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64onor_sessions\x18\x07 \x01(\x0c\x12\x16\n\x0e\x64onor_requests\x18\x08 \x01(\x0c\x12\x10\n\x08\x65xamined\x18\t \x01(\x04\x12\x11\n\tnonfinite\x18\n \x01(\x04\"\x99\x01\n\x0f\x43opyRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x11\n\trow_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bsource_rows\x18\x03 \x01(\x0c\x12\x18\n\x10\x64\x65stination_rows\x18\x04 \x01(\x0c\x12.\n\x0c\x62lock_layout\x18\x05 \x01(\x0b\x32\x18.memshare.v1.BlockLayout\"\x12\n\x10\x43opyRowsResponse\"x\n\x0fZeroRowsRequest\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x11\n\trow_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12.\n\x0c\x62lock_layout\x18\x04 \x01(\x0b\x32\x18.memshare.v1.BlockLayout\"\x12\n\x10ZeroRowsResponse2\x80\x05\n\x0c\x41gentService\x12S\n\x0cGetAgentInfo\x12 .memshare.v1.GetAgentInfoRequest\x1a!.memshare.v1.GetAgentInfoResponse\x12J\n\tOpenIndex\x12\x1d.memshare.v1.OpenIndexRequest\x1a\x1e.memshare.v1.OpenIndexResponse\x12M\n\nCloseIndex\x12\x1e.memshare.v1.CloseIndexRequest\x1a\x1f.memshare.v1.CloseIndexResponse\x12J\n\tIndexRows\x12\x1d.memshare.v1.IndexRowsRequest\x1a\x1e.memshare.v1.IndexRowsResponse\x12S\n\x0c\x44ropRequests\x12 .memshare.v1.DropRequestsRequest\x1a!.memshare.v1.DropRequestsResponse\x12M\n\nFindDonors\x12\x1e.memshare.v1.FindDonorsRequest\x1a\x1f.memshare.v1.FindDonorsResponse\x12G\n\x08\x43opyRows\x12\x1c.memshare.v1.CopyRowsRequest\x1a\x1d.memshare.v1.CopyRowsResponse\x12G\n\x08ZeroRows\x12\x1c.memshare.v1.ZeroRowsRequest\x1a\x1d.memshare.v1.ZeroRowsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETAGENTINFORESPONSE']._serialized_start=90
   _globals['_GETAGENTINFORESPONSE']._serialized_end=334
   _globals['_OPENINDEXREQUEST']._serialized_start=337
-  _globals['_OPENINDEXREQUEST']._serialized_end=472
-  _globals['_OPENINDEXRESPONSE']._serialized_start=474
-  _globals['_OPENINDEXRESPONSE']._serialized_end=493
-  _globals['_CLOSEINDEXREQUEST']._serialized_start=495
-  _globals['_CLOSEINDEXREQUEST']._serialized_end=556
-  _globals['_CLOSEINDEXRESPONSE']._serialized_start=558
-  _globals['_CLOSEINDEXRESPONSE']._serialized_end=578
-  _globals['_INDEXROWSREQUEST']._serialized_start=581
-  _globals['_INDEXROWSREQUEST']._serialized_end=775
-  _globals['_INDEXROWSRESPONSE']._serialized_start=777
-  _globals['_INDEXROWSRESPONSE']._serialized_end=816
-  _globals['_DROPREQUESTSREQUEST']._serialized_start=818
-  _globals['_DROPREQUESTSREQUEST']._serialized_end=944
-  _globals['_DROPREQUESTSRESPONSE']._serialized_start=946
-  _globals['_DROPREQUESTSRESPONSE']._serialized_end=968
-  _globals['_FINDDONORSREQUEST']._serialized_start=971
-  _globals['_FINDDONORSREQUEST']._serialized_end=1260
-  _globals['_FINDDONORSRESPONSE']._serialized_start=1263
-  _globals['_FINDDONORSRESPONSE']._serialized_end=1471
-  _globals['_COPYROWSREQUEST']._serialized_start=1473
-  _globals['_COPYROWSREQUEST']._serialized_end=1578
-  _globals['_COPYROWSRESPONSE']._serialized_start=1580
-  _globals['_COPYROWSRESPONSE']._serialized_end=1598
-  _globals['_ZEROROWSREQUEST']._serialized_start=1600
-  _globals['_ZEROROWSREQUEST']._serialized_end=1672
-  _globals['_ZEROROWSRESPONSE']._serialized_start=1674
-  _globals['_ZEROROWSRESPONSE']._serialized_end=1692
-  _globals['_AGENTSERVICE']._serialized_start=1695
-  _globals['_AGENTSERVICE']._serialized_end=2335
+  _globals['_OPENINDEXREQUEST']._serialized_end=520
+  _globals['_OPENINDEXRESPONSE']._serialized_start=522
+  _globals['_OPENINDEXRESPONSE']._serialized_end=541
+  _globals['_CLOSEINDEXREQUEST']._serialized_start=543
+  _globals['_CLOSEINDEXREQUEST']._serialized_end=604
+  _globals['_CLOSEINDEXRESPONSE']._serialized_start=606
+  _globals['_CLOSEINDEXRESPONSE']._serialized_end=626
+  _globals['_INDEXROWSREQUEST']._serialized_start=629
+  _globals['_INDEXROWSREQUEST']._serialized_end=843
+  _globals['_INDEXROWSRESPONSE']._serialized_start=845
+  _globals['_INDEXROWSRESPONSE']._serialized_end=884
+  _globals['_DROPREQUESTSREQUEST']._serialized_start=886
+  _globals['_DROPREQUESTSREQUEST']._serialized_end=1012
+  _globals['_DROPREQUESTSRESPONSE']._serialized_start=1014
+  _globals['_DROPREQUESTSRESPONSE']._serialized_end=1036
+  _globals['_FINDDONORSREQUEST']._serialized_start=1039
+  _globals['_FINDDONORSREQUEST']._serialized_end=1328
+  _globals['_FINDDONORSRESPONSE']._serialized_start=1331
+  _globals['_FINDDONORSRESPONSE']._serialized_end=1539
+  _globals['_COPYROWSREQUEST']._serialized_start=1542
+  _globals['_COPYROWSREQUEST']._serialized_end=1695
+  _globals['_COPYROWSRESPONSE']._serialized_start=1697
+  _globals['_COPYROWSRESPONSE']._serialized_end=1715
+  _globals['_ZEROROWSREQUEST']._serialized_start=1717
+  _globals['_ZEROROWSREQUEST']._serialized_end=1837
+  _globals['_ZEROROWSRESPONSE']._serialized_start=1839
+  _globals['_ZEROROWSRESPONSE']._serialized_end=1857
+  _globals['_AGENTSERVICE']._serialized_start=1860
+  _globals['_AGENTSERVICE']._serialized_end=2500
 # @@protoc_insertion_point(module_scope)

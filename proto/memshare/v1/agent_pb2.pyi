@@ -35,18 +35,20 @@ class GetAgentInfoResponse(_message.Message):
     def __init__(self, pool: _Optional[_Union[_common_pb2.PoolDescriptor, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., backend: _Optional[str] = ..., version: _Optional[str] = ..., worker_pid: _Optional[int] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., indexed_rows: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., nonfinite_rows: _Optional[int] = ...) -> None: ...
 
 class OpenIndexRequest(_message.Message):
-    __slots__ = ("worker_epoch", "session_id", "layout", "row_bytes", "tenant")
+    __slots__ = ("worker_epoch", "session_id", "layout", "row_bytes", "tenant", "block_layout")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     session_id: int
     layout: _common_pb2.RowLayout
     row_bytes: int
     tenant: str
-    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., row_bytes: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    block_layout: _common_pb2.BlockLayout
+    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., row_bytes: _Optional[int] = ..., tenant: _Optional[str] = ..., block_layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ...) -> None: ...
 
 class OpenIndexResponse(_message.Message):
     __slots__ = ()
@@ -65,7 +67,7 @@ class CloseIndexResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class IndexRowsRequest(_message.Message):
-    __slots__ = ("worker_epoch", "session_id", "request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "first_token")
+    __slots__ = ("worker_epoch", "session_id", "request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "first_token", "candidates")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,7 @@ class IndexRowsRequest(_message.Message):
     KEY_ROWS_FIELD_NUMBER: _ClassVar[int]
     VALUE_ROWS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     session_id: int
     request_id: int
@@ -84,7 +87,8 @@ class IndexRowsRequest(_message.Message):
     key_rows: bytes
     value_rows: bytes
     first_token: int
-    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., first_token: _Optional[int] = ...) -> None: ...
+    candidates: bytes
+    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., first_token: _Optional[int] = ..., candidates: _Optional[bytes] = ...) -> None: ...
 
 class IndexRowsResponse(_message.Message):
     __slots__ = ("num_tokens",)
@@ -165,30 +169,34 @@ class FindDonorsResponse(_message.Message):
     def __init__(self, layers: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., donors: _Optional[bytes] = ..., donor_rows: _Optional[bytes] = ..., distances: _Optional[bytes] = ..., donor_sessions: _Optional[bytes] = ..., donor_requests: _Optional[bytes] = ..., examined: _Optional[int] = ..., nonfinite: _Optional[int] = ...) -> None: ...
 
 class CopyRowsRequest(_message.Message):
-    __slots__ = ("worker_epoch", "row_bytes", "source_rows", "destination_rows")
+    __slots__ = ("worker_epoch", "row_bytes", "source_rows", "destination_rows", "block_layout")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ROWS_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     row_bytes: int
     source_rows: bytes
     destination_rows: bytes
-    def __init__(self, worker_epoch: _Optional[int] = ..., row_bytes: _Optional[int] = ..., source_rows: _Optional[bytes] = ..., destination_rows: _Optional[bytes] = ...) -> None: ...
+    block_layout: _common_pb2.BlockLayout
+    def __init__(self, worker_epoch: _Optional[int] = ..., row_bytes: _Optional[int] = ..., source_rows: _Optional[bytes] = ..., destination_rows: _Optional[bytes] = ..., block_layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ...) -> None: ...
 
 class CopyRowsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ZeroRowsRequest(_message.Message):
-    __slots__ = ("worker_epoch", "row_bytes", "rows")
+    __slots__ = ("worker_epoch", "row_bytes", "rows", "block_layout")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     row_bytes: int
     rows: bytes
-    def __init__(self, worker_epoch: _Optional[int] = ..., row_bytes: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
+    block_layout: _common_pb2.BlockLayout
+    def __init__(self, worker_epoch: _Optional[int] = ..., row_bytes: _Optional[int] = ..., rows: _Optional[bytes] = ..., block_layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ...) -> None: ...
 
 class ZeroRowsResponse(_message.Message):
     __slots__ = ()

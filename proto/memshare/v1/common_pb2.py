@@ -24,27 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memshare/v1/common.proto\x12\x0bmemshare.v1\"\"\n\x0eRopeParameters\x12\x10\n\x08inv_freq\x18\x01 \x01(\x0c\"\xb4\x01\n\tRowLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\x12$\n\x05\x64type\x18\x05 \x01(\x0e\x32\x15.memshare.v1.RowDtype\x12)\n\x04rope\x18\x06 \x01(\x0b\x32\x1b.memshare.v1.RopeParameters\"Z\n\x0ePoolDescriptor\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\x12\x11\n\trow_bytes\x18\x03 \x01(\r\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\"N\n\x0bPolicyStage\x12\x0f\n\x07min_age\x18\x01 \x01(\r\x12\x15\n\rkey_threshold\x18\x02 \x01(\x02\x12\x17\n\x0fvalue_threshold\x18\x03 \x01(\x02\"y\n\x11\x41\x64\x61ptiveThreshold\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x11\n\tmin_scale\x18\x02 \x01(\x02\x12\x11\n\tmax_scale\x18\x03 \x01(\x02\x12\x15\n\rlow_watermark\x18\x04 \x01(\x02\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x02\"\xe2\x01\n\x06Policy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04mode\x18\x02 \x01(\x0e\x32\x18.memshare.v1.SharingMode\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.memshare.v1.PolicyStage\x12\x18\n\x10protected_tokens\x18\x04 \x01(\r\x12\x13\n\x0blayer_scale\x18\x05 \x03(\x02\x12\x17\n\x0f\x66idelity_budget\x18\x06 \x01(\x02\x12\x30\n\x08\x61\x64\x61ptive\x18\x07 \x01(\x0b\x32\x1e.memshare.v1.AdaptiveThreshold*a\n\x08RowDtype\x12\x19\n\x15ROW_DTYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0eROW_DTYPE_FP32\x10\x01\x12\x12\n\x0eROW_DTYPE_FP16\x10\x02\x12\x12\n\x0eROW_DTYPE_BF16\x10\x03*s\n\x0bSharingMode\x12\x1c\n\x18SHARING_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14SHARING_MODE_OBSERVE\x10\x01\x12\x16\n\x12SHARING_MODE_EXACT\x10\x02\x12\x14\n\x10SHARING_MODE_ROW\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memshare/v1/common.proto\x12\x0bmemshare.v1\"\"\n\x0eRopeParameters\x12\x10\n\x08inv_freq\x18\x01 \x01(\x0c\"\xb4\x01\n\tRowLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\x12$\n\x05\x64type\x18\x05 \x01(\x0e\x32\x15.memshare.v1.RowDtype\x12)\n\x04rope\x18\x06 \x01(\x0b\x32\x1b.memshare.v1.RopeParameters\"Y\n\x08PagePart\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12\x13\n\x0bhead_stride\x18\x02 \x01(\r\x12\x14\n\x0ctoken_stride\x18\x03 \x01(\r\x12\x12\n\ndim_stride\x18\x04 \x01(\r\"\xc9\x01\n\nBlockGroup\x12\x14\n\x0cnum_kv_heads\x18\x01 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x02 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x03 \x01(\r\x12\x15\n\rlayer_offsets\x18\x04 \x01(\x0c\x12\x14\n\x0c\x62lock_stride\x18\x05 \x01(\x04\x12#\n\x04keys\x18\x06 \x01(\x0b\x32\x15.memshare.v1.PagePart\x12%\n\x06values\x18\x07 \x01(\x0b\x32\x15.memshare.v1.PagePart\"\x9b\x01\n\x0b\x42lockLayout\x12$\n\x05\x64type\x18\x01 \x01(\x0e\x32\x15.memshare.v1.RowDtype\x12\x14\n\x0c\x62lock_tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\'\n\x06groups\x18\x05 \x03(\x0b\x32\x17.memshare.v1.BlockGroup\"Z\n\x0ePoolDescriptor\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\x12\x11\n\trow_bytes\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\"N\n\x0bPolicyStage\x12\x0f\n\x07min_age\x18\x01 \x01(\r\x12\x15\n\rkey_threshold\x18\x02 \x01(\x02\x12\x17\n\x0fvalue_threshold\x18\x03 \x01(\x02\"y\n\x11\x41\x64\x61ptiveThreshold\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x11\n\tmin_scale\x18\x02 \x01(\x02\x12\x11\n\tmax_scale\x18\x03 \x01(\x02\x12\x15\n\rlow_watermark\x18\x04 \x01(\x02\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x02\"\xe2\x01\n\x06Policy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04mode\x18\x02 \x01(\x0e\x32\x18.memshare.v1.SharingMode\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.memshare.v1.PolicyStage\x12\x18\n\x10protected_tokens\x18\x04 \x01(\r\x12\x13\n\x0blayer_scale\x18\x05 \x03(\x02\x12\x17\n\x0f\x66idelity_budget\x18\x06 \x01(\x02\x12\x30\n\x08\x61\x64\x61ptive\x18\x07 \x01(\x0b\x32\x1e.memshare.v1.AdaptiveThreshold*a\n\x08RowDtype\x12\x19\n\x15ROW_DTYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0eROW_DTYPE_FP32\x10\x01\x12\x12\n\x0eROW_DTYPE_FP16\x10\x02\x12\x12\n\x0eROW_DTYPE_BF16\x10\x03*\x8b\x01\n\x0bSharingMode\x12\x1c\n\x18SHARING_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14SHARING_MODE_OBSERVE\x10\x01\x12\x16\n\x12SHARING_MODE_EXACT\x10\x02\x12\x14\n\x10SHARING_MODE_ROW\x10\x03\x12\x16\n\x12SHARING_MODE_BLOCK\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memshare.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWDTYPE']._serialized_start=784
-  _globals['_ROWDTYPE']._serialized_end=881
-  _globals['_SHARINGMODE']._serialized_start=883
-  _globals['_SHARINGMODE']._serialized_end=998
+  _globals['_ROWDTYPE']._serialized_start=1237
+  _globals['_ROWDTYPE']._serialized_end=1334
+  _globals['_SHARINGMODE']._serialized_start=1337
+  _globals['_SHARINGMODE']._serialized_end=1476
   _globals['_ROPEPARAMETERS']._serialized_start=41
   _globals['_ROPEPARAMETERS']._serialized_end=75
   _globals['_ROWLAYOUT']._serialized_start=78
   _globals['_ROWLAYOUT']._serialized_end=258
-  _globals['_POOLDESCRIPTOR']._serialized_start=260
-  _globals['_POOLDESCRIPTOR']._serialized_end=350
-  _globals['_POLICYSTAGE']._serialized_start=352
-  _globals['_POLICYSTAGE']._serialized_end=430
-  _globals['_ADAPTIVETHRESHOLD']._serialized_start=432
-  _globals['_ADAPTIVETHRESHOLD']._serialized_end=553
-  _globals['_POLICY']._serialized_start=556
-  _globals['_POLICY']._serialized_end=782
+  _globals['_PAGEPART']._serialized_start=260
+  _globals['_PAGEPART']._serialized_end=349
+  _globals['_BLOCKGROUP']._serialized_start=352
+  _globals['_BLOCKGROUP']._serialized_end=553
+  _globals['_BLOCKLAYOUT']._serialized_start=556
+  _globals['_BLOCKLAYOUT']._serialized_end=711
+  _globals['_POOLDESCRIPTOR']._serialized_start=713
+  _globals['_POOLDESCRIPTOR']._serialized_end=803
+  _globals['_POLICYSTAGE']._serialized_start=805
+  _globals['_POLICYSTAGE']._serialized_end=883
+  _globals['_ADAPTIVETHRESHOLD']._serialized_start=885
+  _globals['_ADAPTIVETHRESHOLD']._serialized_end=1006
+  _globals['_POLICY']._serialized_start=1009
+  _globals['_POLICY']._serialized_end=1235
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,7 @@ class SharingMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHARING_MODE_OBSERVE: _ClassVar[SharingMode]
     SHARING_MODE_EXACT: _ClassVar[SharingMode]
     SHARING_MODE_ROW: _ClassVar[SharingMode]
+    SHARING_MODE_BLOCK: _ClassVar[SharingMode]
 ROW_DTYPE_UNSPECIFIED: RowDtype
 ROW_DTYPE_FP32: RowDtype
 ROW_DTYPE_FP16: RowDtype
@@ -28,6 +29,7 @@ SHARING_MODE_UNSPECIFIED: SharingMode
 SHARING_MODE_OBSERVE: SharingMode
 SHARING_MODE_EXACT: SharingMode
 SHARING_MODE_ROW: SharingMode
+SHARING_MODE_BLOCK: SharingMode
 
 class RopeParameters(_message.Message):
     __slots__ = ("inv_freq",)
@@ -50,6 +52,50 @@ class RowLayout(_message.Message):
     dtype: RowDtype
     rope: RopeParameters
     def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., key_head_dim: _Optional[int] = ..., value_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[RowDtype, str]] = ..., rope: _Optional[_Union[RopeParameters, _Mapping]] = ...) -> None: ...
+
+class PagePart(_message.Message):
+    __slots__ = ("offset", "head_stride", "token_stride", "dim_stride")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    DIM_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    head_stride: int
+    token_stride: int
+    dim_stride: int
+    def __init__(self, offset: _Optional[int] = ..., head_stride: _Optional[int] = ..., token_stride: _Optional[int] = ..., dim_stride: _Optional[int] = ...) -> None: ...
+
+class BlockGroup(_message.Message):
+    __slots__ = ("num_kv_heads", "key_head_dim", "value_head_dim", "layer_offsets", "block_stride", "keys", "values")
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    KEY_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    VALUE_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    LAYER_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    num_kv_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    layer_offsets: bytes
+    block_stride: int
+    keys: PagePart
+    values: PagePart
+    def __init__(self, num_kv_heads: _Optional[int] = ..., key_head_dim: _Optional[int] = ..., value_head_dim: _Optional[int] = ..., layer_offsets: _Optional[bytes] = ..., block_stride: _Optional[int] = ..., keys: _Optional[_Union[PagePart, _Mapping]] = ..., values: _Optional[_Union[PagePart, _Mapping]] = ...) -> None: ...
+
+class BlockLayout(_message.Message):
+    __slots__ = ("dtype", "block_tokens", "block_bytes", "num_blocks", "groups")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    dtype: RowDtype
+    block_tokens: int
+    block_bytes: int
+    num_blocks: int
+    groups: _containers.RepeatedCompositeFieldContainer[BlockGroup]
+    def __init__(self, dtype: _Optional[_Union[RowDtype, str]] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BlockGroup, _Mapping]]] = ...) -> None: ...
 
 class PoolDescriptor(_message.Message):
     __slots__ = ("pool_id", "pool_bytes", "row_bytes", "num_rows")

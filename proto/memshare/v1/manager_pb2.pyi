@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("sequence", "hello", "lease_rows", "return_rows", "open_request", "seal_tokens", "truncate_request", "close_requests", "decision_result", "step_completed", "sync", "goodbye")
+    __slots__ = ("sequence", "hello", "lease_rows", "return_rows", "open_request", "seal_tokens", "truncate_request", "close_requests", "decision_result", "step_completed", "sync", "goodbye", "pin_result")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LEASE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class AttachRequest(_message.Message):
     STEP_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    PIN_RESULT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     hello: Hello
     lease_rows: LeaseRows
@@ -34,10 +35,11 @@ class AttachRequest(_message.Message):
     step_completed: StepCompleted
     sync: Sync
     goodbye: Goodbye
-    def __init__(self, sequence: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lease_rows: _Optional[_Union[LeaseRows, _Mapping]] = ..., return_rows: _Optional[_Union[ReturnRows, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., seal_tokens: _Optional[_Union[SealTokens, _Mapping]] = ..., truncate_request: _Optional[_Union[TruncateRequest, _Mapping]] = ..., close_requests: _Optional[_Union[CloseRequests, _Mapping]] = ..., decision_result: _Optional[_Union[DecisionResult, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    pin_result: PinResult
+    def __init__(self, sequence: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lease_rows: _Optional[_Union[LeaseRows, _Mapping]] = ..., return_rows: _Optional[_Union[ReturnRows, _Mapping]] = ..., open_request: _Optional[_Union[OpenRequest, _Mapping]] = ..., seal_tokens: _Optional[_Union[SealTokens, _Mapping]] = ..., truncate_request: _Optional[_Union[TruncateRequest, _Mapping]] = ..., close_requests: _Optional[_Union[CloseRequests, _Mapping]] = ..., decision_result: _Optional[_Union[DecisionResult, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., pin_result: _Optional[_Union[PinResult, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("sequence", "welcome", "row_lease", "share_decision", "rejected", "policy_changed", "synced", "draining")
+    __slots__ = ("sequence", "welcome", "row_lease", "share_decision", "rejected", "policy_changed", "synced", "draining", "pin_rows", "unpin_rows")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROW_LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +48,8 @@ class AttachResponse(_message.Message):
     POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PIN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_ROWS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     welcome: Welcome
     row_lease: RowLease
@@ -54,10 +58,12 @@ class AttachResponse(_message.Message):
     policy_changed: PolicyChanged
     synced: Synced
     draining: Draining
-    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., row_lease: _Optional[_Union[RowLease, _Mapping]] = ..., share_decision: _Optional[_Union[ShareDecision, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., synced: _Optional[_Union[Synced, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    pin_rows: PinRows
+    unpin_rows: UnpinRows
+    def __init__(self, sequence: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., row_lease: _Optional[_Union[RowLease, _Mapping]] = ..., share_decision: _Optional[_Union[ShareDecision, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., synced: _Optional[_Union[Synced, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., pin_rows: _Optional[_Union[PinRows, _Mapping]] = ..., unpin_rows: _Optional[_Union[UnpinRows, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("min_protocol", "max_protocol", "client_version", "capabilities", "token", "pid", "engine", "tenant", "layout", "policy_name", "policy", "max_rows", "resume", "row_mode_obstacle")
+    __slots__ = ("min_protocol", "max_protocol", "client_version", "capabilities", "token", "pid", "engine", "tenant", "layout", "policy_name", "policy", "max_rows", "resume", "row_mode_obstacle", "block_layout")
     MIN_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MAX_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +78,7 @@ class Hello(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     ROW_MODE_OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     min_protocol: int
     max_protocol: int
     client_version: str
@@ -86,7 +93,8 @@ class Hello(_message.Message):
     max_rows: int
     resume: Resume
     row_mode_obstacle: str
-    def __init__(self, min_protocol: _Optional[int] = ..., max_protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., pid: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., policy_name: _Optional[str] = ..., policy: _Optional[_Union[_common_pb2.Policy, _Mapping]] = ..., max_rows: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., row_mode_obstacle: _Optional[str] = ...) -> None: ...
+    block_layout: _common_pb2.BlockLayout
+    def __init__(self, min_protocol: _Optional[int] = ..., max_protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., pid: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., policy_name: _Optional[str] = ..., policy: _Optional[_Union[_common_pb2.Policy, _Mapping]] = ..., max_rows: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., row_mode_obstacle: _Optional[str] = ..., block_layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session_id", "epoch")
@@ -147,20 +155,22 @@ class OpenRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
 
 class SealTokens(_message.Message):
-    __slots__ = ("request_id", "generation", "start", "num_tokens", "key_rows", "value_rows")
+    __slots__ = ("request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "candidates")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEY_ROWS_FIELD_NUMBER: _ClassVar[int]
     VALUE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     generation: int
     start: int
     num_tokens: int
     key_rows: bytes
     value_rows: bytes
-    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ...) -> None: ...
+    candidates: bytes
+    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., candidates: _Optional[bytes] = ...) -> None: ...
 
 class TruncateRequest(_message.Message):
     __slots__ = ("request_id", "generation", "new_generation", "num_tokens")
@@ -213,6 +223,36 @@ class DecisionResult(_message.Message):
     decision_id: int
     applied: bytes
     def __init__(self, decision_id: _Optional[int] = ..., applied: _Optional[bytes] = ...) -> None: ...
+
+class PinRows(_message.Message):
+    __slots__ = ("pin_id", "rows", "request_ids", "generations", "indices", "groups")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: int
+    rows: bytes
+    request_ids: bytes
+    generations: bytes
+    indices: bytes
+    groups: bytes
+    def __init__(self, pin_id: _Optional[int] = ..., rows: _Optional[bytes] = ..., request_ids: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., groups: _Optional[bytes] = ...) -> None: ...
+
+class PinResult(_message.Message):
+    __slots__ = ("pin_id", "pinned")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pin_id: int
+    pinned: bytes
+    def __init__(self, pin_id: _Optional[int] = ..., pinned: _Optional[bytes] = ...) -> None: ...
+
+class UnpinRows(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
 
 class StepCompleted(_message.Message):
     __slots__ = ("step",)
@@ -271,13 +311,15 @@ class SnapshotRequest(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., lease: _Optional[_Union[SnapshotLease, _Mapping]] = ..., table: _Optional[_Union[SnapshotTable, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class SnapshotLease(_message.Message):
-    __slots__ = ("rows",)
+    __slots__ = ("rows", "pinned_rows")
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_ROWS_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
-    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
+    pinned_rows: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., pinned_rows: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotTable(_message.Message):
-    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error", "start")
+    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error", "start", "candidates")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +329,7 @@ class SnapshotTable(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATED_ERROR_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     generation: int
     first_token: int
@@ -296,7 +339,8 @@ class SnapshotTable(_message.Message):
     shared: bytes
     accumulated_error: float
     start: int
-    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ..., start: _Optional[int] = ...) -> None: ...
+    candidates: bytes
+    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ..., start: _Optional[int] = ..., candidates: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotEnd(_message.Message):
     __slots__ = ("parts",)
