@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from memshare.client.options import SessionOptions
 from memshare.client.tables import KEY, VALUE, RowTables, TableDecision
 from memshare.v1 import manager_pb2
 from memshare.wire import packing
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.layout import RowLayout
 from memshare.wire.version import MAX_PROTOCOL, MIN_PROTOCOL, VERSION
 
@@ -22,8 +23,15 @@ MESSAGE_BYTES: Final = 4 << 20
 _BYTES_PER_ENTRY: Final = 10
 
 
+class OpenedTable(Protocol):
+    """A request as the manager knows it, whatever its table holds."""
+
+    request_id: int
+    generation: int
+
+
 def hello_message(
-    layout: RowLayout,
+    layout: RowLayout | BlockLayout,
     options: SessionOptions,
     token: bytes,
     resume: manager_pb2.Resume | None,
@@ -38,11 +46,14 @@ def hello_message(
         pid=os.getpid(),
         engine=options.engine,
         tenant=options.tenant,
-        layout=layout.to_proto(),
         max_rows=options.max_rows,
         row_mode_obstacle=options.row_mode_obstacle,
         resume=resume,
     )
+    if isinstance(layout, BlockLayout):
+        hello.block_layout.CopyFrom(layout.to_proto())
+    else:
+        hello.layout.CopyFrom(layout.to_proto())
     if isinstance(options.policy, str):
         hello.policy_name = options.policy
     elif options.policy is not None:
@@ -72,7 +83,7 @@ def seal_message(tables: RowTables, end: int) -> manager_pb2.SealTokens:
     )
 
 
-def close_message(tables: Sequence[RowTables]) -> manager_pb2.CloseRequests:
+def close_message(tables: Sequence[OpenedTable]) -> manager_pb2.CloseRequests:
     """The end of several requests."""
     return manager_pb2.CloseRequests(
         request_ids=packing.pack([t.request_id for t in tables], packing.UINT64),
@@ -99,7 +110,7 @@ def decision_from_proto(message: manager_pb2.ShareDecision) -> TableDecision:
 
 
 def truncate_message(
-    tables: RowTables, generation: int, num_tokens: int
+    tables: OpenedTable, generation: int, num_tokens: int
 ) -> manager_pb2.TruncateRequest:
     """A rollback from `generation` to the tables' present one."""
     return manager_pb2.TruncateRequest(
@@ -133,6 +144,13 @@ def snapshot_messages(
         for start in range(0, max(1, table.sealed), step):
             end = min(start + step, table.sealed)
             parts.append(manager_pb2.SnapshotRequest(table=_table_part(table, start, end)))
+    return finish_snapshot(parts, session_id, epoch)
+
+
+def finish_snapshot(
+    parts: list[manager_pb2.SnapshotRequest], session_id: int, epoch: int
+) -> list[manager_pb2.SnapshotRequest]:
+    """Address the parts of a snapshot and append its end."""
     last = manager_pb2.SnapshotEnd(parts=len(parts))
     parts.append(manager_pb2.SnapshotRequest(end=last))
     for part in parts:

@@ -10,6 +10,8 @@ from memshare.v1 import common_pb2
 
 # The engine's attention reads row tables and rotates shared keys.
 ROW_TABLES: Final = "row-tables"
+# The engine shares by its own block table.
+BLOCK_TABLES: Final = "block-tables"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class SessionStatistics:
         rejected: messages the manager refused.
         reattached: times the session went on after its manager had gone.
         waits: prompts that waited for rows.
+        deferred: steps that sealed nothing because the manager was behind.
+        backlogs: times the stream was given up because the manager read nothing.
     """
 
     steps: int = 0
@@ -64,3 +68,5 @@ class SessionStatistics:
     rejected: int = 0
     reattached: int = 0
     waits: int = 0
+    deferred: int = 0
+    backlogs: int = 0

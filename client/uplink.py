@@ -14,12 +14,14 @@ from typing import Final
 import numpy as np
 
 from memshare.client.allocator import RowAllocator, Rows
+from memshare.client.block_tables import PinRequest
 from memshare.client.messages import decision_from_proto, hello_message
 from memshare.client.options import SessionOptions, SessionStatistics
 from memshare.client.stream import ManagerStream
 from memshare.client.tables import TableDecision
 from memshare.v1 import manager_pb2
 from memshare.wire import packing, status
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import (
     AgentUnavailable,
     Draining,
@@ -61,23 +63,31 @@ class Uplink:
 
     def __init__(
         self,
-        layout: RowLayout,
+        layout: RowLayout | BlockLayout,
         options: SessionOptions,
         runtime: RuntimeDirectory,
         connection: PoolConnection,
         snapshot: SnapshotParts,
+        token: bytes | None = None,
     ) -> None:
-        """Attach. `snapshot(session_id, epoch)` tells what the session holds, under `lock`."""
+        """Attach. `snapshot(session_id, epoch)` tells what the session holds, under `lock`.
+
+        `token` is that of the process that maps the pool, if it is not the one of `connection`:
+        the session's rows are its own as long as that process is connected.
+        """
         self.lock = threading.RLock()
         self.state = ATTACHED
         self.lost_reason: MemshareError | None = None
         self.statistics = SessionStatistics()
         self.decisions: deque[TableDecision] = deque()
+        self.pin_requests: deque[PinRequest] = deque()
+        self.unpinned: deque[Rows] = deque()
         self.allocator = RowAllocator(0, 0)
         self._layout = layout
         self._options = options
         self._runtime = runtime
         self._connection = connection
+        self._token = connection.token if token is None else token
         self._snapshot = snapshot
         self._news = threading.Condition(self.lock)
         self._sequence = 0
@@ -101,6 +111,10 @@ class Uplink:
             if self.state == ATTACHED:
                 message.sequence = self._sequence
                 self._stream.send(message)
+                if self._stream.queued > MAX_BACKLOG:
+                    # Nobody reads: rather than remember more, tell all anew when somebody does.
+                    self.statistics.backlogs += 1
+                    self._stream.cancel()
             return self._sequence
 
     def ask_for_rows(self, count: int) -> None:
@@ -195,6 +209,11 @@ class Uplink:
                 rows = packing.unpack(response.row_lease.rows, packing.INT32, "row_lease.rows")
                 self.allocator.add_lease(rows.astype(np.int32))
                 self._lease_asked = None
+            elif kind == "pin_rows":
+                self.pin_requests.append(PinRequest.from_proto(response.pin_rows))
+            elif kind == "unpin_rows":
+                rows = packing.unpack(response.unpin_rows.rows, packing.INT32, "unpin_rows.rows")
+                self.unpinned.append(rows)
             elif kind == "synced":
                 self._synced.add(response.sequence)
             elif kind == "rejected":
@@ -273,6 +292,8 @@ class Uplink:
             self.welcome = welcome
             # Decisions of the old epoch are void; the tables say what was applied of them.
             self.decisions.clear()
+            self.pin_requests.clear()
+            self.unpinned.clear()
             parts = self._snapshot(welcome.session_id, welcome.epoch)
             # What the engine says from here on belongs after the snapshot, so it is held back
             # until that is answered. No step waits for it.
@@ -297,7 +318,7 @@ class Uplink:
     def _greet(
         self, stream: ManagerStream, resume: manager_pb2.Resume | None
     ) -> manager_pb2.Welcome:
-        hello = hello_message(self._layout, self._options, self._connection.token, resume)
+        hello = hello_message(self._layout, self._options, self._token, resume)
         welcome = stream.attach(hello, self._options.timeout)
         if welcome.mode_reason:
             _log.warning("memshare: %s", welcome.mode_reason)
@@ -332,6 +353,8 @@ def _rows_left(refused: PoolExhausted) -> int:
 MAX_LEASED_ROWS: Final = 1 << 22
 # Beyond this many unread messages the manager is behind: sealing waits, nothing is lost.
 MAX_QUEUED_MESSAGES: Final = 1024
+# Beyond this many the stream is given up; the session resumes with a snapshot.
+MAX_BACKLOG: Final = 16 * MAX_QUEUED_MESSAGES
 _live_uplinks: weakref.WeakSet[Uplink] = weakref.WeakSet()
 
 

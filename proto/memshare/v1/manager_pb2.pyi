@@ -193,7 +193,7 @@ class CloseRequests(_message.Message):
     def __init__(self, request_ids: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class ShareDecision(_message.Message):
-    __slots__ = ("decision_id", "request_id", "generation", "layers", "kinds", "targets", "target_rows", "donor_rows", "deltas", "distances")
+    __slots__ = ("decision_id", "request_id", "generation", "layers", "kinds", "targets", "target_rows", "donor_rows", "deltas", "distances", "donors", "donor_requests", "donor_generations")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,9 @@ class ShareDecision(_message.Message):
     DONOR_ROWS_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     DISTANCES_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    DONOR_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DONOR_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     decision_id: int
     request_id: int
     generation: int
@@ -214,7 +217,10 @@ class ShareDecision(_message.Message):
     donor_rows: bytes
     deltas: bytes
     distances: bytes
-    def __init__(self, decision_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., layers: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., target_rows: _Optional[bytes] = ..., donor_rows: _Optional[bytes] = ..., deltas: _Optional[bytes] = ..., distances: _Optional[bytes] = ...) -> None: ...
+    donors: bytes
+    donor_requests: bytes
+    donor_generations: bytes
+    def __init__(self, decision_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., layers: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., target_rows: _Optional[bytes] = ..., donor_rows: _Optional[bytes] = ..., deltas: _Optional[bytes] = ..., distances: _Optional[bytes] = ..., donors: _Optional[bytes] = ..., donor_requests: _Optional[bytes] = ..., donor_generations: _Optional[bytes] = ...) -> None: ...
 
 class DecisionResult(_message.Message):
     __slots__ = ("decision_id", "applied")
