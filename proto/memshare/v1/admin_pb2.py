@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from memshare.v1 import common_pb2 as memshare_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memshare/v1/admin.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"[\n\tRowCounts\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0e\n\x06leased\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x13\n\x0bquarantined\x18\x05 \x01(\x04\"\x94\x02\n\rShareCounters\x12\x15\n\rsealed_tokens\x18\x01 \x01(\x04\x12\x18\n\x10\x65xamined_entries\x18\x02 \x01(\x04\x12\x13\n\x0bshared_keys\x18\x03 \x01(\x04\x12\x15\n\rshared_values\x18\x04 \x01(\x04\x12\x10\n\x08proposed\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0e\n\x06missed\x18\x07 \x01(\x04\x12\x16\n\x0eshareable_keys\x18\x08 \x01(\x04\x12\x18\n\x10shareable_values\x18\t \x01(\x04\x12\x13\n\x0bover_budget\x18\n \x01(\x04\x12\x11\n\tnonfinite\x18\x0b \x01(\x04\x12\x19\n\x11\x61\x63\x63umulated_error\x18\x0c \x01(\x01\"\x12\n\x10GetStatusRequest\"\xb3\x03\n\x11GetStatusResponse\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\x13\n\x0b\x63pu_seconds\x18\x05 \x01(\x01\x12)\n\x04pool\x18\x06 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12$\n\x04rows\x18\x07 \x01(\x0b\x32\x16.memshare.v1.RowCounts\x12,\n\x08\x63ounters\x18\x08 \x01(\x0b\x32\x1a.memshare.v1.ShareCounters\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x10\n\x08requests\x18\n \x01(\r\x12\r\n\x05state\x18\x0b \x01(\t\x12\x13\n\x0b\x61gent_state\x18\x0c \x01(\t\x12\x14\n\x0cworker_epoch\x18\r \x01(\x04\x12\x12\n\nworker_pid\x18\x0e \x01(\x03\x12\x1a\n\x12worker_cpu_seconds\x18\x0f \x01(\x01\x12\x17\n\x0fworker_restarts\x18\x10 \x01(\x04\x12\x14\n\x0c\x61waited_pids\x18\x11 \x03(\x03\"\xbe\x02\n\nEngineInfo\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12&\n\x06layout\x18\x06 \x01(\x0b\x32\x16.memshare.v1.RowLayout\x12#\n\x06policy\x18\x07 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x13\n\x0bmode_reason\x18\x08 \x01(\t\x12\x13\n\x0bleased_rows\x18\t \x01(\x04\x12\x11\n\tlive_rows\x18\n \x01(\x04\x12\x10\n\x08requests\x18\x0b \x01(\x04\x12,\n\x08\x63ounters\x18\x0c \x01(\x0b\x32\x1a.memshare.v1.ShareCounters\x12\x16\n\x0e\x63lient_version\x18\r \x01(\t\"\x14\n\x12ListEnginesRequest\"Q\n\x13ListEnginesResponse\x12(\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x17.memshare.v1.EngineInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x04\"\xf4\x01\n\x0bRequestInfo\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x15\n\rsealed_tokens\x18\x04 \x01(\r\x12\x13\n\x0bshared_keys\x18\x05 \x01(\x04\x12\x15\n\rshared_values\x18\x06 \x01(\x04\x12\r\n\x05taint\x18\x07 \x01(\x03\x12\x19\n\x11\x61\x63\x63umulated_error\x18\x08 \x01(\x01\x12\x1c\n\x14shared_keys_by_layer\x18\t \x01(\x0c\x12\x1e\n\x16shared_values_by_layer\x18\n \x01(\x0c\")\n\x13ListRequestsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"T\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.memshare.v1.RequestInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x04\"&\n\x10GetPolicyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"I\n\x11GetPolicyResponse\x12#\n\x06policy\x18\x01 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x0f\n\x07presets\x18\x02 \x03(\t\"k\n\x10SetPolicyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x13.memshare.v1.PolicyH\x00\x88\x01\x01\x42\t\n\x07_policy\"R\n\x11SetPolicyResponse\x12#\n\x06policy\x18\x01 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x18\n\x10sessions_changed\x18\x02 \x01(\r\"\x17\n\x15\x43heckIntegrityRequest\"N\n\x16\x43heckIntegrityResponse\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\x12$\n\x04rows\x18\x02 \x01(\x0b\x32\x16.memshare.v1.RowCounts2\xf4\x03\n\x0c\x41\x64minService\x12J\n\tGetStatus\x12\x1d.memshare.v1.GetStatusRequest\x1a\x1e.memshare.v1.GetStatusResponse\x12P\n\x0bListEngines\x12\x1f.memshare.v1.ListEnginesRequest\x1a .memshare.v1.ListEnginesResponse\x12S\n\x0cListRequests\x12 .memshare.v1.ListRequestsRequest\x1a!.memshare.v1.ListRequestsResponse\x12J\n\tGetPolicy\x12\x1d.memshare.v1.GetPolicyRequest\x1a\x1e.memshare.v1.GetPolicyResponse\x12J\n\tSetPolicy\x12\x1d.memshare.v1.SetPolicyRequest\x1a\x1e.memshare.v1.SetPolicyResponse\x12Y\n\x0e\x43heckIntegrity\x12\".memshare.v1.CheckIntegrityRequest\x1a#.memshare.v1.CheckIntegrityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memshare/v1/admin.proto\x12\x0bmemshare.v1\x1a\x18memshare/v1/common.proto\"[\n\tRowCounts\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0e\n\x06leased\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\x04\x12\x13\n\x0bquarantined\x18\x05 \x01(\x04\"\x94\x02\n\rShareCounters\x12\x15\n\rsealed_tokens\x18\x01 \x01(\x04\x12\x18\n\x10\x65xamined_entries\x18\x02 \x01(\x04\x12\x13\n\x0bshared_keys\x18\x03 \x01(\x04\x12\x15\n\rshared_values\x18\x04 \x01(\x04\x12\x10\n\x08proposed\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0e\n\x06missed\x18\x07 \x01(\x04\x12\x16\n\x0eshareable_keys\x18\x08 \x01(\x04\x12\x18\n\x10shareable_values\x18\t \x01(\x04\x12\x13\n\x0bover_budget\x18\n \x01(\x04\x12\x11\n\tnonfinite\x18\x0b \x01(\x04\x12\x19\n\x11\x61\x63\x63umulated_error\x18\x0c \x01(\x01\"\x12\n\x10GetStatusRequest\"\xc9\x03\n\x11GetStatusResponse\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x16\n\x0euptime_seconds\x18\x04 \x01(\x01\x12\x13\n\x0b\x63pu_seconds\x18\x05 \x01(\x01\x12)\n\x04pool\x18\x06 \x01(\x0b\x32\x1b.memshare.v1.PoolDescriptor\x12$\n\x04rows\x18\x07 \x01(\x0b\x32\x16.memshare.v1.RowCounts\x12,\n\x08\x63ounters\x18\x08 \x01(\x0b\x32\x1a.memshare.v1.ShareCounters\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x10\n\x08requests\x18\n \x01(\r\x12\r\n\x05state\x18\x0b \x01(\t\x12\x13\n\x0b\x61gent_state\x18\x0c \x01(\t\x12\x14\n\x0cworker_epoch\x18\r \x01(\x04\x12\x12\n\nworker_pid\x18\x0e \x01(\x03\x12\x1a\n\x12worker_cpu_seconds\x18\x0f \x01(\x01\x12\x17\n\x0fworker_restarts\x18\x10 \x01(\x04\x12\x14\n\x0c\x61waited_pids\x18\x11 \x03(\x03\x12\x14\n\x0c\x62lock_tokens\x18\x12 \x01(\r\"\xee\x02\n\nEngineInfo\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12&\n\x06layout\x18\x06 \x01(\x0b\x32\x16.memshare.v1.RowLayout\x12#\n\x06policy\x18\x07 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x13\n\x0bmode_reason\x18\x08 \x01(\t\x12\x13\n\x0bleased_rows\x18\t \x01(\x04\x12\x11\n\tlive_rows\x18\n \x01(\x04\x12\x10\n\x08requests\x18\x0b \x01(\x04\x12,\n\x08\x63ounters\x18\x0c \x01(\x0b\x32\x1a.memshare.v1.ShareCounters\x12\x16\n\x0e\x63lient_version\x18\r \x01(\t\x12.\n\x0c\x62lock_layout\x18\x0e \x01(\x0b\x32\x18.memshare.v1.BlockLayout\"\x14\n\x12ListEnginesRequest\"Q\n\x13ListEnginesResponse\x12(\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x17.memshare.v1.EngineInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x04\"\xf4\x01\n\x0bRequestInfo\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x15\n\rsealed_tokens\x18\x04 \x01(\r\x12\x13\n\x0bshared_keys\x18\x05 \x01(\x04\x12\x15\n\rshared_values\x18\x06 \x01(\x04\x12\r\n\x05taint\x18\x07 \x01(\x03\x12\x19\n\x11\x61\x63\x63umulated_error\x18\x08 \x01(\x01\x12\x1c\n\x14shared_keys_by_layer\x18\t \x01(\x0c\x12\x1e\n\x16shared_values_by_layer\x18\n \x01(\x0c\")\n\x13ListRequestsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"T\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.memshare.v1.RequestInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x04\"&\n\x10GetPolicyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"I\n\x11GetPolicyResponse\x12#\n\x06policy\x18\x01 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x0f\n\x07presets\x18\x02 \x03(\t\"k\n\x10SetPolicyRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x13.memshare.v1.PolicyH\x00\x88\x01\x01\x42\t\n\x07_policy\"R\n\x11SetPolicyResponse\x12#\n\x06policy\x18\x01 \x01(\x0b\x32\x13.memshare.v1.Policy\x12\x18\n\x10sessions_changed\x18\x02 \x01(\r\"\x17\n\x15\x43heckIntegrityRequest\"N\n\x16\x43heckIntegrityResponse\x12\x0e\n\x06\x65rrors\x18\x01 \x03(\t\x12$\n\x04rows\x18\x02 \x01(\x0b\x32\x16.memshare.v1.RowCounts2\xf4\x03\n\x0c\x41\x64minService\x12J\n\tGetStatus\x12\x1d.memshare.v1.GetStatusRequest\x1a\x1e.memshare.v1.GetStatusResponse\x12P\n\x0bListEngines\x12\x1f.memshare.v1.ListEnginesRequest\x1a .memshare.v1.ListEnginesResponse\x12S\n\x0cListRequests\x12 .memshare.v1.ListRequestsRequest\x1a!.memshare.v1.ListRequestsResponse\x12J\n\tGetPolicy\x12\x1d.memshare.v1.GetPolicyRequest\x1a\x1e.memshare.v1.GetPolicyResponse\x12J\n\tSetPolicy\x12\x1d.memshare.v1.SetPolicyRequest\x1a\x1e.memshare.v1.SetPolicyResponse\x12Y\n\x0e\x43heckIntegrity\x12\".memshare.v1.CheckIntegrityRequest\x1a#.memshare.v1.CheckIntegrityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,31 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=438
   _globals['_GETSTATUSREQUEST']._serialized_end=456
   _globals['_GETSTATUSRESPONSE']._serialized_start=459
-  _globals['_GETSTATUSRESPONSE']._serialized_end=894
-  _globals['_ENGINEINFO']._serialized_start=897
-  _globals['_ENGINEINFO']._serialized_end=1215
-  _globals['_LISTENGINESREQUEST']._serialized_start=1217
-  _globals['_LISTENGINESREQUEST']._serialized_end=1237
-  _globals['_LISTENGINESRESPONSE']._serialized_start=1239
-  _globals['_LISTENGINESRESPONSE']._serialized_end=1320
-  _globals['_REQUESTINFO']._serialized_start=1323
-  _globals['_REQUESTINFO']._serialized_end=1567
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1569
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1610
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1612
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1696
-  _globals['_GETPOLICYREQUEST']._serialized_start=1698
-  _globals['_GETPOLICYREQUEST']._serialized_end=1736
-  _globals['_GETPOLICYRESPONSE']._serialized_start=1738
-  _globals['_GETPOLICYRESPONSE']._serialized_end=1811
-  _globals['_SETPOLICYREQUEST']._serialized_start=1813
-  _globals['_SETPOLICYREQUEST']._serialized_end=1920
-  _globals['_SETPOLICYRESPONSE']._serialized_start=1922
-  _globals['_SETPOLICYRESPONSE']._serialized_end=2004
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2006
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2029
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2031
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2109
-  _globals['_ADMINSERVICE']._serialized_start=2112
-  _globals['_ADMINSERVICE']._serialized_end=2612
+  _globals['_GETSTATUSRESPONSE']._serialized_end=916
+  _globals['_ENGINEINFO']._serialized_start=919
+  _globals['_ENGINEINFO']._serialized_end=1285
+  _globals['_LISTENGINESREQUEST']._serialized_start=1287
+  _globals['_LISTENGINESREQUEST']._serialized_end=1307
+  _globals['_LISTENGINESRESPONSE']._serialized_start=1309
+  _globals['_LISTENGINESRESPONSE']._serialized_end=1390
+  _globals['_REQUESTINFO']._serialized_start=1393
+  _globals['_REQUESTINFO']._serialized_end=1637
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1639
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1680
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1682
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1766
+  _globals['_GETPOLICYREQUEST']._serialized_start=1768
+  _globals['_GETPOLICYREQUEST']._serialized_end=1806
+  _globals['_GETPOLICYRESPONSE']._serialized_start=1808
+  _globals['_GETPOLICYRESPONSE']._serialized_end=1881
+  _globals['_SETPOLICYREQUEST']._serialized_start=1883
+  _globals['_SETPOLICYREQUEST']._serialized_end=1990
+  _globals['_SETPOLICYRESPONSE']._serialized_start=1992
+  _globals['_SETPOLICYRESPONSE']._serialized_end=2074
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2076
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2099
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2101
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2179
+  _globals['_ADMINSERVICE']._serialized_start=2182
+  _globals['_ADMINSERVICE']._serialized_end=2682
 # @@protoc_insertion_point(module_scope)

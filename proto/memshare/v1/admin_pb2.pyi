@@ -54,7 +54,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("server_version", "protocol", "pid", "uptime_seconds", "cpu_seconds", "pool", "rows", "counters", "sessions", "requests", "state", "agent_state", "worker_epoch", "worker_pid", "worker_cpu_seconds", "worker_restarts", "awaited_pids")
+    __slots__ = ("server_version", "protocol", "pid", "uptime_seconds", "cpu_seconds", "pool", "rows", "counters", "sessions", "requests", "state", "agent_state", "worker_epoch", "worker_pid", "worker_cpu_seconds", "worker_restarts", "awaited_pids", "block_tokens")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class GetStatusResponse(_message.Message):
     WORKER_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORKER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     AWAITED_PIDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol: int
     pid: int
@@ -89,10 +90,11 @@ class GetStatusResponse(_message.Message):
     worker_cpu_seconds: float
     worker_restarts: int
     awaited_pids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, server_version: _Optional[str] = ..., protocol: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., pool: _Optional[_Union[_common_pb2.PoolDescriptor, _Mapping]] = ..., rows: _Optional[_Union[RowCounts, _Mapping]] = ..., counters: _Optional[_Union[ShareCounters, _Mapping]] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., state: _Optional[str] = ..., agent_state: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., worker_pid: _Optional[int] = ..., worker_cpu_seconds: _Optional[float] = ..., worker_restarts: _Optional[int] = ..., awaited_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+    block_tokens: int
+    def __init__(self, server_version: _Optional[str] = ..., protocol: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., pool: _Optional[_Union[_common_pb2.PoolDescriptor, _Mapping]] = ..., rows: _Optional[_Union[RowCounts, _Mapping]] = ..., counters: _Optional[_Union[ShareCounters, _Mapping]] = ..., sessions: _Optional[int] = ..., requests: _Optional[int] = ..., state: _Optional[str] = ..., agent_state: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., worker_pid: _Optional[int] = ..., worker_cpu_seconds: _Optional[float] = ..., worker_restarts: _Optional[int] = ..., awaited_pids: _Optional[_Iterable[int]] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("session_id", "epoch", "pid", "engine", "tenant", "layout", "policy", "mode_reason", "leased_rows", "live_rows", "requests", "counters", "client_version")
+    __slots__ = ("session_id", "epoch", "pid", "engine", "tenant", "layout", "policy", "mode_reason", "leased_rows", "live_rows", "requests", "counters", "client_version", "block_layout")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class EngineInfo(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     pid: int
@@ -119,7 +122,8 @@ class EngineInfo(_message.Message):
     requests: int
     counters: ShareCounters
     client_version: str
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., policy: _Optional[_Union[_common_pb2.Policy, _Mapping]] = ..., mode_reason: _Optional[str] = ..., leased_rows: _Optional[int] = ..., live_rows: _Optional[int] = ..., requests: _Optional[int] = ..., counters: _Optional[_Union[ShareCounters, _Mapping]] = ..., client_version: _Optional[str] = ...) -> None: ...
+    block_layout: _common_pb2.BlockLayout
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.RowLayout, _Mapping]] = ..., policy: _Optional[_Union[_common_pb2.Policy, _Mapping]] = ..., mode_reason: _Optional[str] = ..., leased_rows: _Optional[int] = ..., live_rows: _Optional[int] = ..., requests: _Optional[int] = ..., counters: _Optional[_Union[ShareCounters, _Mapping]] = ..., client_version: _Optional[str] = ..., block_layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ...) -> None: ...
 
 class ListEnginesRequest(_message.Message):
     __slots__ = ()
