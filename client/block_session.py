@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +43,7 @@ class BlockSession:
         self._next_request = 1
         self._held = np.zeros(layout.num_blocks, np.bool_)
         self._pinned: set[int] = set()
-        runtime = (
-            RuntimeDirectory.default()
-            if options.runtime_dir is None
-            else RuntimeDirectory(Path(options.runtime_dir))
-        )
+        runtime = RuntimeDirectory.at(options.runtime_dir)
         connection = connect_pool(
             runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE, options.timeout
         )
@@ -187,7 +182,8 @@ class BlockSession:
         while self._uplink.decisions:
             decision = self._uplink.decisions.popleft()
             table = self._tables.get(decision.request_id)
-            if table is None or table.generation != decision.generation:
+            named = len(decision.donors) == len(decision.targets)
+            if table is None or table.generation != decision.generation or not named:
                 self._answer(decision.decision_id, np.zeros(len(decision.targets), np.bool_))
             else:
                 yield BlockDecision.of(decision, table)

@@ -91,7 +91,11 @@ class BlockTable:
 
 @dataclass(frozen=True)
 class BlockDecision:
-    """Entries of one request to point at donors' blocks. Arrays have one element per item."""
+    """Entries of one request to point at donors' blocks. Arrays have one element per item.
+
+    A donor is entry `donors` of request `donor_requests` at `donor_generations`, or with request
+    0 a block that another engine keeps pinned.
+    """
 
     decision_id: int
     table: BlockTable
@@ -100,6 +104,9 @@ class BlockDecision:
     target_blocks: Int32
     donor_blocks: Int32
     distances: npt.NDArray[np.float32]
+    donors: Int32
+    donor_requests: npt.NDArray[np.uint64]
+    donor_generations: npt.NDArray[np.uint32]
 
     @classmethod
     def of(cls, decision: TableDecision, table: BlockTable) -> BlockDecision:
@@ -112,6 +119,9 @@ class BlockDecision:
             decision.target_rows,
             decision.donor_rows,
             decision.distances,
+            decision.donors,
+            decision.donor_requests,
+            decision.donor_generations,
         )
 
 

@@ -95,6 +95,7 @@ def decision_from_proto(message: manager_pb2.ShareDecision) -> TableDecision:
     """The decision of a message. Raises `InvalidArgument` if its arrays differ in length."""
     targets = packing.unpack(message.targets, packing.INT32, "targets")
     count = len(targets)
+    named = count if message.donors else 0
     return TableDecision(
         decision_id=message.decision_id,
         request_id=message.request_id,
@@ -106,6 +107,13 @@ def decision_from_proto(message: manager_pb2.ShareDecision) -> TableDecision:
         donor_rows=packing.unpack(message.donor_rows, packing.INT32, "donor_rows", count),
         deltas=packing.unpack(message.deltas, packing.INT32, "deltas", count),
         distances=packing.unpack(message.distances, packing.FLOAT32, "distances", count),
+        donors=packing.unpack(message.donors, packing.INT32, "donors", named),
+        donor_requests=packing.unpack(
+            message.donor_requests, packing.UINT64, "donor_requests", named
+        ),
+        donor_generations=packing.unpack(
+            message.donor_generations, packing.UINT32, "donor_generations", named
+        ),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -39,11 +38,7 @@ def attach(layout: RowLayout, options: SessionOptions | None = None) -> Session:
     `VersionMismatch`, `LayoutMismatch`, `PeerRefused` or `InvalidArgument` as it refuses.
     """
     options = options or SessionOptions()
-    runtime = (
-        RuntimeDirectory.default()
-        if options.runtime_dir is None
-        else RuntimeDirectory(Path(options.runtime_dir))
-    )
+    runtime = RuntimeDirectory.at(options.runtime_dir)
     connection = connect_pool(runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE, options.timeout)
     try:
         return Session(layout, options, runtime, connection)

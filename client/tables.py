@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,12 @@ class TableDecision:
     donor_rows: Int32
     deltas: Int32
     distances: npt.NDArray[np.float32]
+    # Only for engines that share by their own block tables; empty otherwise.
+    donors: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    donor_requests: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    donor_generations: npt.NDArray[np.uint32] = field(
+        default_factory=lambda: np.empty(0, np.uint32)
+    )
 
 
 class RowTables:

@@ -44,6 +44,11 @@ class RuntimeDirectory:
         """The directory that everything uses unless told otherwise."""
         return cls(default_directory())
 
+    @classmethod
+    def at(cls, path: Path | str | None) -> RuntimeDirectory:
+        """The directory at `path`, or the default one with None or ""."""
+        return cls(Path(path)) if path else cls.default()
+
     @property
     def owner_socket(self) -> Path:
         """The memory owner's descriptor-passing socket."""
