@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "requests": ("show", "requests"),
     "policy": ("policy", "app"),
     "doctor": ("doctor", "doctor"),
+    "vllm-flags": ("vllm_flags", "vllm_flags"),
     "demo": ("demo", "demo"),
     "eval": ("evaluate", "evaluate"),
     "bench": ("bench", "bench"),

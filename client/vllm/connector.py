@@ -35,7 +35,7 @@ from memshare.v1 import common_pb2
 from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import InvalidArgument
 
-_log = logging.getLogger("memshare.client.vllm")
+_log = logging.getLogger("vllm.memshare")
 
 
 @dataclass

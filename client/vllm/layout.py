@@ -14,7 +14,7 @@ from memshare.v1 import common_pb2
 from memshare.wire.block_layout import BlockGroup, BlockLayout, PagePart
 from memshare.wire.errors import LayoutMismatch
 
-_log = logging.getLogger("memshare.client.vllm")
+_log = logging.getLogger("vllm.memshare")
 DTYPES: Final = {
     torch.float32: common_pb2.ROW_DTYPE_FP32,
     torch.float16: common_pb2.ROW_DTYPE_FP16,

@@ -60,5 +60,5 @@ def require_room(num_usable: int, config: Any, layout: BlockLayout) -> None:
         raise PoolExhausted(
             f"{num_usable} leased blocks hold {num_usable * layout.block_tokens} tokens, "
             f"max_model_len is {longest}: lower --max-model-len, raise lease_blocks, or give the "
-            "sidecar a larger --pool-size"
+            "sidecar a larger --pool-bytes"
         )

@@ -25,7 +25,7 @@ from memshare.client.vllm.remaps import Remap
 from memshare.client.vllm.settings import Settings
 from memshare.client.vllm.steps import ReasoningSteps
 
-_log = logging.getLogger("memshare.client.vllm")
+_log = logging.getLogger("vllm.memshare")
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -24,28 +25,25 @@ else:
 class MemShareWorker(_Worker):  # type: ignore[misc]
     """For `--worker-cls`."""
 
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        pool = engine_pool(
+            Settings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        )
+        self._pool_bytes = pool.num_bytes
+        # The memory is there already: vLLM must not look for as much again.
+        with _cache_size_is(vllm_config.cache_config, self._pool_bytes):
+            super().__init__(vllm_config, *args, **kwargs)
+
     def determine_available_memory(self) -> int:
         """The bytes of the pool: vLLM divides them into blocks."""
-        pool = engine_pool(
-            Settings.from_extra_config(
-                self.vllm_config.kv_transfer_config.kv_connector_extra_config
-            )
-        )
-        self._prepare_memory(pool.num_bytes)
-        return pool.num_bytes
-
-    def _prepare_memory(self, num_bytes: int) -> None:
-        """Do what vLLM does while it measures, without measuring."""
         if current_platform.is_cpu():
+            # What vLLM does while it measures, without measuring.
             if self._should_warm_up_model():
                 self.model_runner.warming_up_model()
-            return
-        asked = self.cache_config.kv_cache_memory_bytes
-        self.cache_config.kv_cache_memory_bytes = num_bytes
-        try:
-            super().determine_available_memory()
-        finally:
-            self.cache_config.kv_cache_memory_bytes = asked
+        else:
+            with _cache_size_is(self.cache_config, self._pool_bytes):
+                super().determine_available_memory()
+        return self._pool_bytes
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Point the block tables at what was shared, then run the step."""
@@ -53,6 +51,17 @@ class MemShareWorker(_Worker):  # type: ignore[misc]
         if isinstance(metadata, ShareMetadata) and metadata.remaps:
             apply_remaps(self.model_runner, metadata.remaps)
         return super().execute_model(scheduler_output)
+
+
+@contextmanager
+def _cache_size_is(cache_config: Any, num_bytes: int) -> Iterator[None]:
+    """Within it vLLM takes the size of its cache for given."""
+    asked = cache_config.kv_cache_memory_bytes
+    cache_config.kv_cache_memory_bytes = num_bytes
+    try:
+        yield
+    finally:
+        cache_config.kv_cache_memory_bytes = asked
 
 
 def apply_remaps(runner: Any, remaps: Iterable[Remap]) -> None:
