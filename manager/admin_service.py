@@ -61,6 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         total = ShareCounters()
         for engine in manager.engines.values():
             total.add(engine.session.counters)
+        blocks = manager.division.blocks if manager.division else None
         cpu, worker = self._process.cpu_times(), link.last_worker
         return admin_pb2.GetStatusResponse(
             server_version=VERSION,
@@ -80,6 +81,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             worker_cpu_seconds=worker.cpu_seconds,
             worker_restarts=link.worker_restarts,
             awaited_pids=manager.absent.awaited_pids(),
+            block_tokens=blocks.block_tokens if blocks else 0,
         )
 
     def _rows(self) -> admin_pb2.RowCounts:
@@ -182,18 +184,20 @@ def _counters(counters: ShareCounters) -> admin_pb2.ShareCounters:
 
 def _engine(engine: Engine) -> admin_pb2.EngineInfo:
     session, pool = engine.session, engine.state.pool
-    held, waiting = pool.held_by(session.slot), pool.quarantined_by(session.slot)
+    held, leased = pool.held_by(session.slot), pool.leased_by(session.slot)
+    waiting = pool.quarantined_by(session.slot)
     return admin_pb2.EngineInfo(
         session_id=session.session_id,
         epoch=session.epoch,
         pid=engine.pid,
         engine=engine.hello.engine,
         tenant=session.tenant,
-        layout=engine.hello.layout,
+        layout=engine.hello.layout if engine.hello.HasField("layout") else None,
+        block_layout=engine.hello.block_layout if engine.hello.HasField("block_layout") else None,
         policy=engine.narrowed.to_proto(),
         mode_reason=engine.reason,
-        leased_rows=session.leased,
-        live_rows=held - session.leased - waiting,
+        leased_rows=leased,
+        live_rows=held - leased - waiting,
         requests=len(session.requests),
         counters=_counters(session.counters),
         client_version=engine.hello.client_version,
@@ -202,15 +206,16 @@ def _engine(engine: Engine) -> admin_pb2.EngineInfo:
 
 def _request(engine: Engine, table: RequestTable) -> admin_pb2.RequestInfo:
     shared = table.shared_by_layer()
+    keys, values = shared[KEY], shared[VALUE:].reshape(-1)  # blocks have no values apart
     return admin_pb2.RequestInfo(
         session_id=engine.session_id,
         request_id=table.request_id,
         generation=table.generation,
         sealed_tokens=table.sealed,
-        shared_keys=int(shared[KEY].sum()),
-        shared_values=int(shared[VALUE].sum()),
+        shared_keys=int(keys.sum()),
+        shared_values=int(values.sum()),
         taint=table.taint,
         accumulated_error=table.error,
-        shared_keys_by_layer=pack(shared[KEY], UINT32),
-        shared_values_by_layer=pack(shared[VALUE], UINT32),
+        shared_keys_by_layer=pack(keys, UINT32),
+        shared_values_by_layer=pack(values, UINT32),
     )

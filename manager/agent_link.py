@@ -13,8 +13,10 @@ import structlog
 
 from memshare.v1 import agent_pb2, agent_pb2_grpc, common_pb2, handoff_pb2
 from memshare.wire import status
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import AgentUnavailable, MemshareError, WorkerRestarted
 from memshare.wire.handoff import PoolConnection, connect_pool
+from memshare.wire.layout import RowLayout
 from memshare.wire.packing import INT32, pack
 from memshare.wire.runtime import RuntimeDirectory
 
@@ -205,7 +207,7 @@ class AgentLink:
                 self._poll_now.set()
             raise error from failure
 
-    async def zero_rows(self, row_bytes: int, rows: np.ndarray[Any, Any]) -> None:
+    async def zero_rows(self, layout: RowLayout | BlockLayout, rows: np.ndarray[Any, Any]) -> None:
         """Overwrite rows with zeros. Raises `AgentUnavailable` while no worker is ready."""
         if not self.worker_epoch:
             raise AgentUnavailable(
@@ -213,8 +215,10 @@ class AgentLink:
                 retry_after=_RETRY_SECONDS,
             )
         request = agent_pb2.ZeroRowsRequest(
-            worker_epoch=self.worker_epoch, row_bytes=row_bytes, rows=pack(rows, INT32)
+            worker_epoch=self.worker_epoch, row_bytes=layout.row_bytes, rows=pack(rows, INT32)
         )
+        if isinstance(layout, BlockLayout):
+            request.block_layout.CopyFrom(layout.to_proto())
         # Without a deadline: a worker that is merely slow may still be writing.
         try:
             await self.call(self.stub.ZeroRows, request, timeout=None)

@@ -78,38 +78,53 @@ def propose(
     candidates: Candidates,
     *,
     approximate: bool,
+    as_of: int | None = None,
 ) -> Decision | None:
     """Keep the items that are still valid, pin their donors, mark their targets PENDING.
 
     A target must own its row, alone, and be nobody's donor. A donor must own its row (no chains)
     and be sealed, of the same layer, kind, tenant and layout. It must be of the same request
     unless the match is exact and the session has a tenant, and older unless the match is exact.
-    Returns None if no item is left. Raises `UnknownRequest` or
-    `StaleGeneration`, and `InvalidArgument` for columns of different lengths.
+    A donor of another request must have been there since the clock said `as_of`; in a pool of
+    blocks one of another session must be lent. Returns None if no item is left. Raises
+    `UnknownRequest` or `StaleGeneration`, and `InvalidArgument` for columns of different lengths.
     """
     session = state.session(session_id)
     table = state.request(session_id, request_id, generation)
-    _require_columns(candidates)
-    items = candidates.where(_valid_targets(state, table, candidates))
-    items = items.where(_valid_donors(state, session, table, items, approximate))
-    # One proposal may neither fill a target twice nor lend from one of its own targets.
-    _, first = np.unique(_flat(table, items), return_index=True)
-    items = items.where(np.sort(first))
-    target_rows = table.rows[items.kinds, items.layers, items.targets]
-    lends = np.isin(items.donor_rows, target_rows)
-    items, target_rows = items.where(~lends), target_rows[~lends]
+    items = valid_items(state, session, table, candidates, approximate, as_of)
+    items = items.where(state.pool.offered(items.donor_rows, session.slot))
     if not len(items):
         return None
+    target_rows = table.rows[items.kinds, items.layers, items.targets]
     decision = Decision(
-        state.new_decision_id(), session_id, request_id, generation, items, target_rows, approximate
+        state.new_id(), session_id, request_id, generation, items, target_rows, approximate
     )
-    state.pool.pin(items.donor_rows)
+    state.pool.pin(items.donor_rows, session.slot)
     table.entries[items.kinds, items.layers, items.targets] = PENDING
     table.pending_error += float(items.distances.sum(dtype=np.float64))
     table.decisions.add(decision.decision_id)
     state.pending[decision.decision_id] = decision
     session.counters.proposed += len(items)
     return decision
+
+
+def valid_items(
+    state: ManagerState,
+    session: Session,
+    table: RequestTable,
+    candidates: Candidates,
+    approximate: bool,
+    as_of: int | None,
+) -> Candidates:
+    """The items that may be proposed once their donors are lent; see `propose`."""
+    _require_columns(candidates)
+    items = candidates.where(_valid_targets(state, table, candidates))
+    items = items.where(_valid_donors(state, session, table, items, approximate, as_of))
+    # One proposal may neither fill a target twice nor lend from one of its own targets.
+    _, first = np.unique(_flat(table, items), return_index=True)
+    items = items.where(np.sort(first))
+    target_rows = table.rows[items.kinds, items.layers, items.targets]
+    return items.where(~np.isin(items.donor_rows, target_rows))
 
 
 def _require_columns(items: Candidates) -> None:
@@ -131,7 +146,7 @@ def _flat(table: RequestTable, items: Candidates) -> npt.NDArray[np.int64]:
 
 
 def _in_table(table: RequestTable, items: Candidates, tokens: Ids) -> Mask:
-    inside: Mask = (items.kinds >= 0) & (items.kinds <= 1)
+    inside: Mask = (items.kinds >= 0) & (items.kinds < table.kinds)
     inside &= (items.layers >= 0) & (items.layers < table.num_layers)
     inside &= (tokens >= table.first_token) & (tokens < table.sealed)
     return inside
@@ -156,6 +171,7 @@ def _valid_donors(
     table: RequestTable,
     items: Candidates,
     approximate: bool,
+    as_of: int | None,
 ) -> Mask:
     if items.donor_sessions is None or items.donor_requests is None:
         valid = _owned_in(table, items)
@@ -170,6 +186,9 @@ def _valid_donors(
             lender = state.sessions.get(donor_session)
             donor_table = lender.requests.get(donor_request) if lender else None
             if lender is None or donor_table is None or not _may_lend(lender, session):
+                continue
+            if as_of is not None and donor_table.changed > as_of:
+                # The entry may name the same row again, for other data.
                 continue
             at = np.flatnonzero(
                 (items.donor_sessions == donor_session) & (items.donor_requests == donor_request)
@@ -201,7 +220,8 @@ def resolve(
 ) -> Resolution:
     """Commit the items that the engine applied, cancel the others.
 
-    An applied target's own row goes to quarantine until the engine next acknowledges a step.
+    An applied target's own row goes to quarantine until the engine next acknowledges a step, or,
+    a block, back on lease to the engine at once.
     An empty `applied` refuses all. Raises `StaleGeneration` for a decision that is unknown, or
     was taken back by a truncation or close and yet applied; `InvalidArgument` for a mask of
     another length or with other values than 0 and 1.
@@ -270,8 +290,8 @@ def _commit(
         table.rows[where] = taken.donor_rows
         table.entries[where] = SHARED
         table.errors[where] = taken.distances
-        state.pool.add_references(taken.donor_rows)
-        state.pool.release(decision.target_rows[mask], quarantine=(session.slot, session.last_step))
+        state.pool.add_references(taken.donor_rows, session.slot)
+        state.pool.leave(decision.target_rows[mask], session.slot, session.last_step)
         error = float(taken.distances.sum(dtype=np.float64))
         table.error += error
         keys = int((taken.kinds == KEY).sum())
@@ -281,7 +301,7 @@ def _commit(
         if decision.approximate:
             first = int(taken.targets.min())
             table.taint = first if table.taint < 0 else min(table.taint, first)
-    state.pool.unpin(items.donor_rows)
+    state.pool.unpin(items.donor_rows, session.slot)
 
 
 def withdraw(state: ManagerState, session: Session, table: RequestTable) -> None:

@@ -6,15 +6,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from memshare.manager.policy import MAX_NAME_BYTES, Policy, preset
+from memshare.manager.division import Layout
+from memshare.manager.pins import Outlet, Pins
+from memshare.manager.policy import MAX_NAME_BYTES, Mode, Policy, for_blocks, preset
 from memshare.manager.sessions import Session
 from memshare.manager.sharing import Sharer
 from memshare.manager.state import ManagerState
 from memshare.v1 import manager_pb2
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import InvalidArgument, MemshareError
-from memshare.wire.layout import RowLayout
 
-_OUTBOX_MESSAGES = 1024
 _MAX_TEXT_BYTES: Final = 1024
 _MAX_CAPABILITIES: Final = 64
 
@@ -30,16 +31,14 @@ class Engine:
     token: bytes
     pid: int
     hello: manager_pb2.Hello
-    layout: RowLayout
-    obstacle: str
+    layout: Layout
     policy: Policy
     follows_default: bool
     state: ManagerState
     session: Session
+    pins: Pins
     snapshot_required: bool
-    outbox: asyncio.Queue[manager_pb2.AttachResponse | None] = field(
-        default_factory=lambda: asyncio.Queue(_OUTBOX_MESSAGES)
-    )
+    outlet: Outlet = field(default_factory=Outlet)
     failure: asyncio.Future[MemshareError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -53,14 +52,20 @@ class Engine:
         return self.session.session_id
 
     @property
+    def outbox(self) -> asyncio.Queue[manager_pb2.AttachResponse | None]:
+        """What is to be sent, None after the last."""
+        return self.outlet.queue
+
+    @property
     def narrowed(self) -> Policy:
         """The policy that is followed."""
-        return self.policy.narrowed(self.obstacle)
+        policy = self.policy.narrowed(self.reason)
+        return for_blocks(policy) if isinstance(self.layout, BlockLayout) else policy
 
     @property
     def reason(self) -> str:
-        """Why `narrowed` is not `policy`; empty if it is."""
-        return self.obstacle if self.narrowed is not self.policy else ""
+        """Why only the exact part of `policy` is followed; empty if all of it is."""
+        return obstacle(self.hello, self.layout, self.policy.mode)
 
     def follow(self, policy: Policy) -> None:
         """Share by another policy from now on, and say so."""
@@ -77,8 +82,7 @@ class Engine:
 
     def tell(self, message: manager_pb2.AttachResponse) -> None:
         """Send news, unless the engine has stopped reading."""
-        if not self.outbox.full():
-            self.outbox.put_nowait(message)
+        self.outlet.offer(message)
 
 
 def require_bounded(hello: manager_pb2.Hello) -> None:
@@ -111,8 +115,18 @@ def requested_policy(hello: manager_pb2.Hello, default: Policy) -> tuple[Policy,
     return default, True
 
 
-def row_mode_obstacle(hello: manager_pb2.Hello) -> str:
-    """Why a session cannot share approximately; empty if it can."""
+def obstacle(hello: manager_pb2.Hello, layout: Layout, mode: Mode) -> str:
+    """Why a session cannot share in a mode; empty if it can."""
+    if isinstance(layout, BlockLayout):
+        if mode is Mode.ROW:
+            return "the engine shares blocks through its own block table and cannot share rows"
+        return ""
+    if mode is Mode.BLOCK:
+        return "the engine shares rows and has no block table: use a row policy"
+    return _row_mode_obstacle(hello) if mode is Mode.ROW else ""
+
+
+def _row_mode_obstacle(hello: manager_pb2.Hello) -> str:
     if not hello.layout.HasField("rope"):
         why = hello.row_mode_obstacle or "the engine gave no rotary frequencies"
         return f"keys cannot be corrected for their position: {why}"

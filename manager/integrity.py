@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from memshare.manager.rows import NOBODY, RowState
+from memshare.manager.blocks import ASKING, BlockPool
+from memshare.manager.rows import NOBODY, Rows, RowState
 from memshare.manager.tables import OWN, PENDING, SHARED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memshare.manager.state import ManagerState
 
 Counts = npt.NDArray[np.int64]
@@ -24,6 +27,7 @@ def check(state: ManagerState) -> list[str]:
         *_check_holders(state),
         *_check_entries(state),
         *_check_requests(state),
+        *_check_loans(state),
     ]
 
 
@@ -35,16 +39,32 @@ def _differences(what: str, counted: npt.NDArray[np.generic], real: Counts) -> l
     return [f"{what} of row {row} is {counted[row]}, should be {real[row]} ({len(wrong)} rows)"]
 
 
+def _names(state: ManagerState) -> Iterator[tuple[int, Rows]]:
+    """Rows that entries name, with the slot of their session; a row comes once for each entry."""
+    for session, table in state.tables():
+        yield session.slot, table.rows.ravel()
+    for session in state.sessions.values():
+        for rows in session.condemned:
+            yield session.slot, rows.ravel()
+
+
+def _pins(state: ManagerState) -> Iterator[tuple[int, Rows]]:
+    """Rows that are pinned, with the slot in whose name; a row comes once for each pin."""
+    for decision in state.pending.values():
+        yield state.sessions[decision.session_id].slot, decision.items.donor_rows
+    for asked in state.asked.values():
+        yield ASKING, asked.rows
+    for rows in state.unclaimed:
+        yield ASKING, rows
+
+
 def _check_references(state: ManagerState) -> list[str]:
     pool = state.pool
     named, pinned = (np.zeros(pool.num_rows, np.int64) for _ in range(2))
-    for _, table in state.tables():
-        np.add.at(named, table.rows.ravel(), 1)
-    for session in state.sessions.values():
-        for rows in session.condemned:
-            np.add.at(named, rows.ravel(), 1)
-    for decision in state.pending.values():
-        np.add.at(pinned, decision.items.donor_rows, 1)
+    for _, rows in _names(state):
+        np.add.at(named, rows, 1)
+    for _, rows in _pins(state):
+        np.add.at(pinned, rows, 1)
     return [
         *_differences("the reference count", pool.references, named),
         *_differences("the pin count", pool.pins, pinned),
@@ -87,8 +107,8 @@ def _check_holders(state: ManagerState) -> list[str]:
         if int(held.sum()) != pool.held_by(session.slot):
             errors.append(f"session {session.session_id} holds another number of rows than counted")
         leased = int((held & (pool.state == RowState.LEASED)).sum())
-        if not session.closing and leased != session.leased:
-            errors.append(f"session {session.session_id} leases {leased}, counted {session.leased}")
+        if leased != (counted := pool.leased_by(session.slot)):
+            errors.append(f"session {session.session_id} leases {leased}, counted {counted}")
     return errors
 
 
@@ -101,10 +121,15 @@ def _check_entries(state: ManagerState) -> list[str]:
         np.add.at(pending, table.rows[table.entries == PENDING], 1)
         if (pool.tenant[table.rows] != session.tenant_number).any():
             errors.append(f"request {table.request_id} names a row of another tenant")
-    if (owners > 1).any():
+        if (pool.holder[table.rows[table.entries != SHARED]] != session.slot).any():
+            errors.append(f"request {table.request_id} owns a row that its session does not hold")
+    # An engine's own cache may name a block any number of times.
+    once = not isinstance(pool, BlockPool)
+    if once and (owners > 1).any():
         errors.append(f"row {int(owners.argmax())} is owned by {int(owners.max())} entries")
     targets = pending > 0
-    if (pool.references[targets] != 1).any() or (pool.pins[targets] != 0).any():
+    lends = (pool.references[targets] != 1).any() or (pool.pins[targets] != 0).any()
+    if once and lends:
         errors.append("an entry that awaits a decision is a donor")
     for decision in state.pending.values():
         table = state.sessions[decision.session_id].requests[decision.request_id]
@@ -117,6 +142,28 @@ def _check_entries(state: ManagerState) -> list[str]:
     waiting = sum(len(decision.items) for decision in state.pending.values())
     if int(pending.sum()) != waiting:
         errors.append(f"{int(pending.sum())} entries are pending, {waiting} are proposed")
+    return errors
+
+
+def _check_loans(state: ManagerState) -> list[str]:
+    pool, errors = state.pool, []
+    if not isinstance(pool, BlockPool):
+        return []
+    borrowed = np.zeros(pool.num_rows, np.int64)
+    for slot, rows in (*_names(state), *_pins(state)):
+        np.add.at(borrowed, rows[pool.holder[rows] != slot], 1)
+    errors += _differences("the count of borrowers", pool.borrowed, borrowed)
+    held = (pool.state == RowState.LIVE) & (pool.holder != NOBODY)
+    idle = pool.lent & ~(held & (pool.borrowed > 0))
+    if idle.any():
+        errors.append(f"row {int(idle.argmax())} is lent to nobody or by nobody")
+    for asked in state.asked.values():
+        np.subtract.at(borrowed, asked.rows, 1)
+    taken = held & (borrowed > 0) & ~pool.lent
+    if taken.any():
+        errors.append(f"row {int(taken.argmax())} is borrowed and not lent")
+    if pool.quarantine:
+        errors.append("blocks are in quarantine")
     return errors
 
 

@@ -49,6 +49,7 @@ class MessageHandler:
             "decision_result": self._decide,
             "step_completed": self._step,
             "sync": self._sync,
+            "pin_result": self._pin,
         }
 
     async def handle(self, request: manager_pb2.AttachRequest) -> Answer:
@@ -68,6 +69,8 @@ class MessageHandler:
         except Exception as error:
             _log.exception("message failed", session=self._id, kind=kind)
             return rejected(request.sequence, MemshareError(f"internal error in {kind}: {error}"))
+        finally:
+            self._engine.pins.give_back()
         if answer is not None:
             answer.sequence = request.sequence
         return answer
@@ -107,7 +110,7 @@ class MessageHandler:
         until the worker is done with them; then they go back if nobody waits for them any more.
         """
         try:
-            await self._manager.link.zero_rows(self._engine.layout.row_bytes, dirty)
+            await self._manager.link.zero_rows(self._engine.layout, dirty)
         except MemshareError:
             self._state.return_rows(self._id, rows)
             raise
@@ -148,14 +151,16 @@ class MessageHandler:
 
     async def _seal(self, request: manager_pb2.AttachRequest) -> Answer:
         message = request.seal_tokens
-        count = message.num_tokens * self._engine.layout.num_layers
+        count = message.num_tokens * self._engine.session.num_layers
+        values = (self._state.pool.kinds - 1) * count
         self._state.seal(
             self._id,
             message.request_id,
             message.generation,
             message.start,
             unpack(message.key_rows, INT32, "key_rows", count),
-            unpack(message.value_rows, INT32, "value_rows", count),
+            unpack(message.value_rows, INT32, "value_rows", values),
+            unpack(message.candidates, INT32, "candidates"),
         )
         if self._engine.sharer:
             self._engine.sharer.sealed(message.request_id)
@@ -191,6 +196,7 @@ class MessageHandler:
     async def _release(self) -> None:
         # In slices: other sessions get their turn between them.
         while not self._state.release_slice(self._id):
+            self._engine.pins.give_back()
             await asyncio.sleep(0)
 
     async def _decide(self, request: manager_pb2.AttachRequest) -> Answer:
@@ -198,6 +204,11 @@ class MessageHandler:
         self._state.resolve(
             self._id, message.decision_id, unpack(message.applied, UINT8, "applied")
         )
+        return None
+
+    async def _pin(self, request: manager_pb2.AttachRequest) -> Answer:
+        message = request.pin_result
+        self._engine.pins.answer(self._id, message.pin_id, unpack(message.pinned, UINT8, "pinned"))
         return None
 
     async def _step(self, request: manager_pb2.AttachRequest) -> Answer:

@@ -26,6 +26,10 @@ class Mode(IntEnum):
     OBSERVE = common_pb2.SHARING_MODE_OBSERVE
     EXACT = common_pb2.SHARING_MODE_EXACT
     ROW = common_pb2.SHARING_MODE_ROW
+    BLOCK = common_pb2.SHARING_MODE_BLOCK
+
+
+MODES: Final = "observe, exact, row or block"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Policy:
-    """What one session may share.
+    """What one session may share. All counts are of tokens, whatever the session shares.
 
     `protected_tokens` first tokens are never shared approximately. `layer_scale` multiplies the
     thresholds, interpolated between points equally spaced over the depth; empty is 1 everywhere.
@@ -75,7 +79,7 @@ class Policy:
                 f"policy: name has {length} bytes, at most {MAX_NAME_BYTES}", field="name"
             )
         if self.mode not in tuple(Mode):
-            raise self._wrong("mode", self.mode, "observe, exact or row")
+            raise self._wrong("mode", self.mode, MODES)
         if not 1 <= len(self.stages) <= 16:
             raise self._wrong("stages", len(self.stages), "1 to 16 stages")
         for number, stage in enumerate(self.stages):
@@ -106,9 +110,20 @@ class Policy:
 
     def narrowed(self, obstacle: str) -> Policy:
         """The exact policy for a session that cannot share approximately, if this one would."""
-        if not obstacle or self.mode is not Mode.ROW:
+        if not obstacle or self.mode in (Mode.OBSERVE, Mode.EXACT):
             return self
         return replace(self, mode=Mode.EXACT, stages=(Stage(0),), fidelity_budget=0.0)
+
+    def in_blocks(self, block_tokens: int) -> Policy:
+        """This policy with all counts in blocks, begun ones counted whole.
+
+        A block is of all layers: there is nothing to scale over the depth.
+        """
+        stages = tuple(
+            replace(stage, min_age=-(-stage.min_age // block_tokens)) for stage in self.stages
+        )
+        protected = -(-self.protected_tokens // block_tokens)
+        return replace(self, stages=stages, protected_tokens=protected, layer_scale=())
 
     def scale(self, used: float) -> float:
         """The adaptive multiplier when `used` (0 to 1) of the pool is not free."""
@@ -174,7 +189,7 @@ class Policy:
         name = policy.name or "custom"
         if int(policy.mode) not in tuple(Mode):
             raise InvalidArgument(
-                f"policy {name!r}: mode is {policy.mode}, must be observe, exact or row",
+                f"policy {name!r}: mode is {policy.mode}, must be {MODES}",
                 field="mode",
                 value=policy.mode,
             )
@@ -247,9 +262,17 @@ PRESETS: Final[dict[str, Policy]] = {
         _row_policy("aggressive", _AGGRESSIVE, 0.06),
         # About strict while memory is plenty, about aggressive when it runs out.
         _row_policy("adaptive", _BALANCED, 0.06, Adaptive(True, 0.4, 1.8, 0.5, 0.9)),
+        Policy("block", Mode.BLOCK, (Stage(256, 0.30, 0.30),), 64, fidelity_budget=0.10),
     )
 }
 DEFAULT_POLICY: Final = "exact"
+# What `observe` counts in a session of blocks.
+_OBSERVE_BLOCKS: Final = replace(PRESETS["block"], name="observe", mode=Mode.OBSERVE)
+
+
+def for_blocks(policy: Policy) -> Policy:
+    """The same policy for a session of blocks: the preset `observe` watches for other things."""
+    return _OBSERVE_BLOCKS if policy == PRESETS["observe"] else policy
 
 
 def preset(name: str) -> Policy:

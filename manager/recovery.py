@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memshare.manager.rows import NOBODY, Mask, Rows, RowState
-from memshare.manager.tables import OWN, SHARED, RequestTable, require_room
+from memshare.manager import lending
+from memshare.manager.blocks import BlockPool
+from memshare.manager.rows import NOBODY, Mask, RowPool, Rows, RowState
+from memshare.manager.tables import (
+    OWN,
+    SHARED,
+    RequestTable,
+    require_candidates,
+    require_room,
+    require_whole,
+)
 from memshare.wire.errors import InvalidArgument, PoolExhausted, RowNotHeld
 
 if TYPE_CHECKING:
@@ -20,8 +29,9 @@ if TYPE_CHECKING:
 class SnapshotTable:
     """Sealed tokens of one request's row tables, each array [num_layers, n] or flat.
 
-    `shared` is [2, num_layers, n] or flat: where the entry names a donor's row. A request may
-    come in several, one after the other; `start` is the first token of this one.
+    `shared` is [kinds, num_layers, n] or flat: where the entry names a donor's row. A request may
+    come in several, one after the other; `start` is the first token of this one. Blocks have no
+    `value_rows` and may have `candidates`, as in `ManagerState.seal`.
     """
 
     request_id: int
@@ -32,14 +42,22 @@ class SnapshotTable:
     shared: Mask
     accumulated_error: float = 0.0
     start: int = 0
+    candidates: Rows | None = None
+
+    @property
+    def size(self) -> int:
+        """Ids in it."""
+        candidates = 0 if self.candidates is None else self.candidates.size
+        return self.key_rows.size + self.value_rows.size + candidates
 
 
 @dataclass
 class Snapshot:
-    """Everything that a session holds."""
+    """Everything that a session holds; `pinned` are the blocks that it keeps for others."""
 
     leases: list[Rows] = field(default_factory=list)
     tables: list[SnapshotTable] = field(default_factory=list)
+    pinned: list[Rows] = field(default_factory=list)
 
 
 def restore(state: ManagerState, session_id: int, snapshot: Snapshot, *, approximate: bool) -> None:
@@ -53,15 +71,101 @@ def restore(state: ManagerState, session_id: int, snapshot: Snapshot, *, approxi
     pool = state.pool
     if session.requests or session.condemned or pool.held_by(session.slot):
         raise InvalidArgument(f"session {session_id} holds rows already: restore it once")
-    leases = _joined(snapshot.leases)
-    requests = _built(session, snapshot.tables, approximate)
+    requests = _built(session, pool, snapshot.tables, approximate)
     tables = list(requests.values())
-    owned = _joined([table.rows[table.entries == OWN] for table in tables])
-    shared = _joined([table.rows[table.entries == SHARED] for table in tables])
+    rows = _Named(
+        _joined(snapshot.leases),
+        _joined([table.rows[table.entries == OWN] for table in tables]),
+        _joined([table.rows[table.entries == SHARED] for table in tables]),
+        _joined(snapshot.pinned),
+    )
+    if isinstance(pool, BlockPool):
+        _adopt_blocks(state, pool, session, rows)
+    else:
+        _adopt_rows(pool, session, rows)
+    pool.add_references(rows.owned, session.slot)
+    pool.add_references(rows.shared, session.slot)
+    session.requests = requests
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Rows of a snapshot; those of entries come once for each entry."""
+
+    leases: Rows
+    owned: Rows
+    shared: Rows
+    pinned: Rows
+
+
+def _adopt_rows(pool: RowPool, session: Session, rows: _Named) -> None:
+    leases, owned, shared = rows.leases, rows.owned, rows.shared
     pool.require_rows(np.concatenate((leases, owned)), "snapshot")
     pool.require_range(shared, "snapshot")
-    _require_state(state, session, leases, owned, shared)
-    held = len(leases) + len(owned)
+    orphan = _known(pool, session, owned) & (pool.holder[owned] == NOBODY)
+    for named, fit in (
+        (leases, _free(pool, leases)),
+        (owned, _free(pool, owned) | orphan),
+        (shared, (_free(pool, shared) | _known(pool, session, shared)) & ~np.isin(shared, leases)),
+    ):
+        _require(pool, named, fit, "not this session's to name")
+    _require_bound(session, len(leases) + len(owned))
+
+    pool.set_holder(owned[orphan], session.slot)
+    pool.adopt(owned[~orphan], session.slot, RowState.LIVE)
+    pool.adopt(leases, session.slot, RowState.LEASED)
+    lent = np.unique(shared)
+    pool.adopt(lent[_free(pool, lent)], NOBODY, RowState.LIVE)
+    for named in (owned, leases, shared):
+        pool.tenant[named] = session.tenant_number
+
+
+def _adopt_blocks(state: ManagerState, pool: BlockPool, session: Session, rows: _Named) -> None:
+    """Here a row may be leased, named and pinned at once: it is the session's however it is
+    called. What its entries share beyond that is another's, who has come before or may come yet.
+    """
+    for named in (rows.leases, rows.pinned):
+        pool.require_rows(named, "snapshot")
+    for named in (rows.owned, rows.shared):
+        pool.require_range(named, "snapshot")
+    held = np.unique(np.concatenate((rows.leases, rows.owned, rows.pinned)))
+    foreign = np.setdiff1d(rows.shared, held)
+    free = _free(pool, held)
+    orphan = _known(pool, session, held) & (pool.holder[held] == NOBODY)
+    _require(pool, held, free | orphan, "not this session's to hold")
+    _require(
+        pool, held, free | np.isin(held, rows.pinned),
+        "named by another session, for which the snapshot does not pin it",
+    )  # fmt: skip
+    offered = (pool.holder[foreign] == NOBODY) | pool.lent[foreign]
+    fit = _free(pool, foreign) | (_known(pool, session, foreign) & offered)
+    _require(pool, foreign, fit, "neither this session's nor lent by another")
+    _require_bound(session, len(held))
+
+    fresh = held[free]
+    needed = np.isin(fresh, np.concatenate((rows.owned, rows.shared, rows.pinned)))
+    pool.set_holder(held[~free], session.slot)
+    pool.adopt(fresh[needed], session.slot, RowState.LIVE)
+    pool.adopt(fresh[~needed], session.slot, RowState.LEASED)
+    pool.adopt(foreign[_free(pool, foreign)], NOBODY, RowState.LIVE)
+    for named in (held, foreign):
+        pool.tenant[named] = session.tenant_number
+    if len(rows.pinned):
+        lending.claim(state, rows.pinned)
+
+
+def _free(pool: RowPool, rows: Rows) -> Mask:
+    mask: Mask = pool.state[rows] == RowState.FREE
+    return mask
+
+
+def _known(pool: RowPool, session: Session, rows: Rows) -> Mask:
+    """Which rows are live and of the session's tenant."""
+    mask: Mask = (pool.state[rows] == RowState.LIVE) & (pool.tenant[rows] == session.tenant_number)
+    return mask
+
+
+def _require_bound(session: Session, held: int) -> None:
     if session.max_rows and held > session.max_rows:
         raise PoolExhausted(
             f"the snapshot holds {held} rows, the session's bound is {session.max_rows}",
@@ -69,18 +173,14 @@ def restore(state: ManagerState, session_id: int, snapshot: Snapshot, *, approxi
             max_rows=session.max_rows,
         )
 
-    orphaned = pool.state[owned] == RowState.LIVE
-    pool.set_holder(owned[orphaned], session.slot)
-    pool.adopt(owned[~orphaned], session.slot, RowState.LIVE)
-    pool.adopt(leases, session.slot, RowState.LEASED)
-    lent = np.unique(shared)
-    pool.adopt(lent[pool.state[lent] == RowState.FREE], NOBODY, RowState.LIVE)
-    for rows in (owned, leases, shared):
-        pool.tenant[rows] = session.tenant_number
-    pool.add_references(owned)
-    pool.add_references(shared)
-    session.leased = len(leases)
-    session.requests = requests
+
+def _require(pool: RowPool, rows: Rows, fit: Mask, otherwise: str) -> None:
+    if not fit.all():
+        row = int(rows[~fit][0])
+        raise RowNotHeld(
+            f"snapshot: row {row} is {RowState(pool.state[row]).name.lower()} and {otherwise}",
+            row=row,
+        )
 
 
 def _joined(arrays: list[Rows]) -> Rows:
@@ -88,7 +188,7 @@ def _joined(arrays: list[Rows]) -> Rows:
 
 
 def _built(
-    session: Session, parts: list[SnapshotTable], approximate: bool
+    session: Session, pool: RowPool, parts: list[SnapshotTable], approximate: bool
 ) -> dict[int, RequestTable]:
     requests: dict[int, RequestTable] = {}
     for part in parts:
@@ -96,7 +196,7 @@ def _built(
         if table is None:
             require_room(requests)
             table = requests[part.request_id] = RequestTable(
-                part.request_id, part.generation, part.first_token, session.num_layers
+                part.request_id, part.generation, part.first_token, session.num_layers, pool.kinds
             )
         elif not part.key_rows.size:
             raise InvalidArgument(
@@ -116,17 +216,10 @@ def _append(table: RequestTable, part: SnapshotTable, approximate: bool) -> None
             f"first_token {before[1]}, start {before[2]}",
             field="table",
         )
-    per_token = 2 * table.num_layers
-    rows = np.concatenate((part.key_rows, part.value_rows), axis=None)
-    if (
-        part.key_rows.size != part.value_rows.size
-        or rows.size % per_token
-        or part.shared.size != rows.size
-    ):
+    rows = require_whole(table, part.key_rows, part.value_rows, none=True)
+    if part.shared.size != rows.size:
         raise InvalidArgument(
-            f"request {part.request_id}: {part.key_rows.size} key rows, {part.value_rows.size} "
-            f"value rows and {part.shared.size} shared flags are no whole number of tokens of "
-            f"{table.num_layers} layers",
+            f"request {part.request_id}: {rows.size} rows and {part.shared.size} shared flags",
             field="table",
         )
     if not (np.isfinite(part.accumulated_error) and part.accumulated_error >= 0):
@@ -134,9 +227,11 @@ def _append(table: RequestTable, part: SnapshotTable, approximate: bool) -> None
             f"request {part.request_id}: accumulated_error is {part.accumulated_error}",
             field="accumulated_error",
         )
-    shape = (2, table.num_layers, rows.size // per_token)
+    count = rows.size // table.per_token
+    shape = (table.kinds, table.num_layers, count)
     shared = part.shared.reshape(shape)
-    table.append(rows.reshape(shape), np.where(shared, SHARED, OWN).astype(np.uint8))
+    candidates = require_candidates(table, part.candidates, part.start, count)
+    table.append(rows.reshape(shape), np.where(shared, SHARED, OWN).astype(np.uint8), candidates)
     positions = np.flatnonzero(shared.any(axis=(0, 1)))
     if len(positions):
         # Which entry cost how much is not known any more: spread it.
@@ -144,28 +239,3 @@ def _append(table: RequestTable, part: SnapshotTable, approximate: bool) -> None
         table.error += part.accumulated_error
         if table.taint < 0 and (approximate or part.accumulated_error > 0):
             table.taint = part.start + int(positions[0])
-
-
-def _require_state(
-    state: ManagerState, session: Session, leases: Rows, owned: Rows, shared: Rows
-) -> None:
-    pool = state.pool
-    free = RowState.FREE
-    orphan = (
-        (pool.state[owned] == RowState.LIVE)
-        & (pool.holder[owned] == NOBODY)
-        & (pool.tenant[owned] == session.tenant_number)
-    )
-    live = (pool.state[shared] == RowState.LIVE) & (pool.tenant[shared] == session.tenant_number)
-    for rows, valid in (
-        (leases, pool.state[leases] == free),
-        (owned, (pool.state[owned] == free) | orphan),
-        (shared, ((pool.state[shared] == free) | live) & ~np.isin(shared, leases)),
-    ):
-        if not valid.all():
-            row = int(rows[~valid][0])
-            raise RowNotHeld(
-                f"snapshot: row {row} is {RowState(pool.state[row]).name.lower()} and not this "
-                "session's to name",
-                row=row,
-            )

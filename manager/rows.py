@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ class RowPool:
     Not safe for use from several threads.
     """
 
+    kinds: ClassVar[int] = 2
+    """Rows that hold one token in one layer."""
+
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.state = np.zeros(num_rows, np.uint8)
@@ -51,7 +54,9 @@ class RowPool:
         self.quarantine: dict[int, list[tuple[int, Rows]]] = {}
         self._stamp = np.zeros(num_rows, np.int32)
         self._counts = np.array([num_rows, 0, 0, 0], np.int64)
+        # By slot, NOBODY first.
         self._held = np.zeros(16, np.int64)
+        self._leased = np.zeros(16, np.int64)
         # No row below this one is free.
         self._lowest = 0
 
@@ -67,6 +72,10 @@ class RowPool:
     def held_by(self, slot: int) -> int:
         """Rows charged to a session: leased, live or in quarantine."""
         return int(self._held[slot + 1]) if slot + 1 < len(self._held) else 0
+
+    def leased_by(self, slot: int) -> int:
+        """Rows that a session leases and no table names."""
+        return int(self._leased[slot + 1]) if slot + 1 < len(self._leased) else 0
 
     def quarantined_by(self, slot: int) -> int:
         """Rows of a session that wait for the end of a step."""
@@ -103,7 +112,14 @@ class RowPool:
         another session.
         """
         self.require_rows(rows, field)
-        wrong = (self.state[rows] != RowState.LEASED) | (self.holder[rows] != slot)
+        self._require_all(rows, self.state[rows] == RowState.LEASED, slot, field)
+
+    def require_sealable(self, rows: Rows, slot: int, field: str) -> None:
+        """Raise, as `require_leased`, unless the session may name `rows` as its own."""
+        self.require_leased(rows, slot, field)
+
+    def _require_all(self, rows: Rows, fit: Mask, slot: int, field: str) -> None:
+        wrong = ~fit | (self.holder[rows] != slot)
         if wrong.any():
             row = int(rows[wrong][0])
             state = RowState(self.state[row]).name.lower()
@@ -134,6 +150,7 @@ class RowPool:
         self._counts[RowState.FREE] -= count
         self._counts[RowState.LEASED] += count
         self._hold(slot, count)
+        self._leased[slot + 1] += count
         if rows[0] == self._lowest:
             run = int(rows[-1]) - self._lowest + 1 == count
             self._lowest = int(rows[-1] if run else rows[0]) + 1
@@ -159,25 +176,28 @@ class RowPool:
 
     def _hold(self, slot: int, count: int) -> None:
         if slot + 1 >= len(self._held):
-            self._held = np.concatenate((self._held, np.zeros(slot + 16, np.int64)))
+            more = np.zeros(slot + 16, np.int64)
+            self._held = np.concatenate((self._held, more))
+            self._leased = np.concatenate((self._leased, more))
         self._held[slot + 1] += count
 
     def set_holder(self, rows: Rows, slot: int) -> None:
         """Charge rows to another session, or to NOBODY."""
-        self._uncharge(rows)
+        self._charge(self._held, rows, -1)
         self.holder[rows] = slot
         self._hold(slot, len(rows))
 
-    def _uncharge(self, rows: Rows) -> None:
+    def _charge(self, account: npt.NDArray[np.int64], rows: Rows, change: int) -> None:
         counts = np.bincount(self.holder[rows] + 1)
-        self._held[: len(counts)] -= counts
+        account[: len(counts)] += change * counts
 
-    def seal(self, rows: Rows) -> None:
-        """Leased rows become live, named once."""
+    def seal(self, rows: Rows, slot: int) -> None:
+        """Leased rows of a session become live, named once."""
         self.state[rows] = RowState.LIVE
         self.references[rows] = 1
         self._counts[RowState.LEASED] -= len(rows)
         self._counts[RowState.LIVE] += len(rows)
+        self._leased[slot + 1] -= len(rows)
 
     def adopt(self, rows: Rows, slot: int, state: RowState) -> None:
         """Take free rows out of the pool for a session that held them before."""
@@ -186,26 +206,32 @@ class RowPool:
         self._counts[RowState.FREE] -= len(rows)
         self._counts[state] += len(rows)
         self._hold(slot, len(rows))
+        if state is RowState.LEASED:
+            self._leased[slot + 1] += len(rows)
 
-    def add_references(self, rows: Rows) -> None:
-        """Count one more entry for each naming of a live row; rows may come twice."""
+    def add_references(self, rows: Rows, slot: int) -> None:
+        """Count one more entry of a session for each naming of a live row; rows may come twice."""
         np.add.at(self.references, rows, 1)
 
-    def drop_references(self, rows: Rows) -> None:
-        """Count one entry less for each naming; rows that nothing needs any more are freed."""
+    def drop_references(self, rows: Rows, slot: int) -> None:
+        """Count one entry less for each naming; rows that nothing needs any more are given up."""
         np.subtract.at(self.references, rows, 1)
-        self._free_unneeded(rows)
+        self._give_up_unneeded(rows)
 
-    def pin(self, rows: Rows) -> None:
-        """Keep donors of a proposal alive until it is decided; rows may come twice."""
+    def pin(self, rows: Rows, slot: int) -> None:
+        """Keep donors of a session's proposal alive until it is decided; rows may come twice."""
         np.add.at(self.pins, rows, 1)
 
-    def unpin(self, rows: Rows) -> None:
-        """Undo `pin`; rows that nothing needs any more are freed."""
+    def unpin(self, rows: Rows, slot: int) -> None:
+        """Undo `pin`; rows that nothing needs any more are given up."""
         np.subtract.at(self.pins, rows, 1)
-        self._free_unneeded(rows)
+        self._give_up_unneeded(rows)
 
-    def _free_unneeded(self, rows: Rows) -> None:
+    def leave(self, rows: Rows, slot: int, step: int) -> None:
+        """A session's entries leave distinct rows for those of donors, before its next step."""
+        self.release(rows, quarantine=(slot, step))
+
+    def _give_up_unneeded(self, rows: Rows) -> None:
         unneeded = (self.references[rows] == 0) & (self.pins[rows] == 0)
         if not unneeded.all():
             rows = rows[unneeded]
@@ -213,7 +239,14 @@ class RowPool:
             order = np.arange(len(rows), dtype=np.int32)
             self._stamp[rows] = order
             last = self._stamp[rows] == order
-            self.release(rows if last.all() else rows[last])
+            self._give_up(rows if last.all() else rows[last])
+
+    def _give_up(self, rows: Rows) -> None:
+        self.release(rows)
+
+    def offered(self, rows: Rows, slot: int) -> Mask:
+        """Which donors' rows a session may name: here all."""
+        return np.ones(len(rows), np.bool_)
 
     def release(self, rows: Rows, quarantine: tuple[int, int] | None = None) -> None:
         """The one way out of use: distinct rows become free.
@@ -221,7 +254,10 @@ class RowPool:
         With `quarantine=(slot, step)` they first wait until that session's step is over.
         """
         to = RowState.FREE if quarantine is None else RowState.QUARANTINED
-        self._counts -= np.bincount(self.state[rows], minlength=4)
+        before = np.bincount(self.state[rows], minlength=4)
+        if before[RowState.LEASED]:
+            self._charge(self._leased, rows[self.state[rows] == RowState.LEASED], -1)
+        self._counts -= before
         self._counts[to] += len(rows)
         self.state[rows] = to
         self.references[rows] = 0
@@ -230,7 +266,7 @@ class RowPool:
             self.set_holder(rows, slot)
             self.quarantine.setdefault(slot, []).append((step, rows))
             return
-        self._uncharge(rows)
+        self._charge(self._held, rows, -1)
         self.holder[rows] = NOBODY
         self.generation[rows] += 1
         self._lowest = min(self._lowest, int(rows.min()))
@@ -270,7 +306,3 @@ class RowPool:
     def forget_quarantine(self, slot: int) -> None:
         """Drop the list of a session whose rows `clear_slot` frees; no step of it runs."""
         self.quarantine.pop(slot, None)
-
-    def held_counts(self) -> npt.NDArray[Any]:
-        """Rows charged to NOBODY, slot 0, slot 1, ..."""
-        return self._held

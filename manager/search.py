@@ -100,7 +100,7 @@ def affordable(
 ) -> Candidates:
     """The items that the request's fidelity budget still allows, best first."""
     spent = table.error + table.pending_error + table.shadow_error
-    num_rows = 2 * table.num_layers * table.sealed
+    num_rows = table.per_token * table.sealed
     accepted = policy.within_budget(found.distances, spent, num_rows)
     counters.over_budget += int((~accepted).sum())
     return found.where(accepted)
@@ -110,7 +110,7 @@ def observe(
     table: RequestTable, session_id: int, found: Candidates, counters: ShareCounters
 ) -> None:
     """Count items as if they were shared, each entry once and in one role only."""
-    inside = (found.kinds <= 1) & (found.layers < table.num_layers)
+    inside = (found.kinds < table.kinds) & (found.layers < table.num_layers)
     found = found.where(inside & (found.targets >= 0) & (found.targets < table.sealed))
     where = found.kinds, found.layers, found.targets
     found = found.where((table.shadow[where] == 0) & (table.entries[where] == OWN))
@@ -126,11 +126,11 @@ def observe(
     counters.shareable_values += len(found) - keys
 
 
-def to_message(decision: Decision) -> manager_pb2.ShareDecision:
-    """What the engine is asked to apply. Exact matches need no rotation."""
+def to_message(decision: Decision, *, rotated: bool) -> manager_pb2.ShareDecision:
+    """What the engine is asked to apply; keys of approximate matches are to be `rotated`."""
     items = decision.items
     deltas = np.zeros(len(items), np.int32)
-    if decision.approximate:
+    if decision.approximate and rotated:
         keys = items.kinds == KEY
         deltas[keys] = items.targets[keys] - items.donors[keys]
     return manager_pb2.ShareDecision(

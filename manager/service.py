@@ -11,17 +11,19 @@ import grpc
 import structlog
 from grpc_status import rpc_status
 
+from memshare.manager.division import BLOCK_TABLES
 from memshare.manager.engines import Engine
 from memshare.manager.manager import Manager
 from memshare.manager.messages import MessageHandler
 from memshare.manager.recovery import Snapshot, SnapshotTable
+from memshare.manager.rows import Rows
 from memshare.v1 import manager_pb2, manager_pb2_grpc
 from memshare.wire import status
 from memshare.wire.errors import InvalidArgument, MemshareError, PoolLost
 from memshare.wire.packing import INT32, UINT8, unpack
 from memshare.wire.version import VERSION
 
-CAPABILITIES: Final = ("row-tables", "exact", "observe", "resume")
+CAPABILITIES: Final = ("row-tables", BLOCK_TABLES, "exact", "observe", "resume")
 _MAX_SNAPSHOT_IDS: Final = 1 << 30
 _MAX_SNAPSHOT_PARTS: Final = 1 << 17
 _log = structlog.get_logger("memshare.manager")
@@ -156,10 +158,11 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
             kind = part.WhichOneof("part")
             if kind == "lease":
                 snapshot.leases.append(unpack(part.lease.rows, INT32, "lease.rows"))
-                size += len(snapshot.leases[-1])
+                snapshot.pinned.append(_pinned(part.lease, engine))
+                size += len(snapshot.leases[-1]) + len(snapshot.pinned[-1])
             elif kind == "table":
-                snapshot.tables.append(_table(part.table, engine.layout.num_layers))
-                size += 2 * len(snapshot.tables[-1].key_rows)
+                snapshot.tables.append(_table(part.table, engine))
+                size += snapshot.tables[-1].size
             elif kind != "end":
                 raise InvalidArgument("a message of the snapshot is empty or unknown", field="part")
             elif part.end.parts != count:
@@ -183,8 +186,8 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
         # The stream may have ended, or the pool, while the parts came in.
         engine = self._resumed(engine.session_id, engine.session.epoch, engine)
         self._manager.restore(engine, snapshot)
-        leased = engine.session.leased
-        held = engine.state.pool.held_by(engine.session.slot)
+        pool, slot = engine.state.pool, engine.session.slot
+        held, leased = pool.held_by(slot), pool.leased_by(slot)
         return manager_pb2.SnapshotResponse(live_rows=held - leased, leased_rows=leased)
 
     def _resumed(self, session_id: int, epoch: int, known: Engine | None) -> Engine:
@@ -200,9 +203,16 @@ class ManagerService(manager_pb2_grpc.ManagerServiceServicer):
         return engine
 
 
-def _table(table: manager_pb2.SnapshotTable, num_layers: int) -> SnapshotTable:
-    count = table.num_tokens * num_layers
-    shared = unpack(table.shared, UINT8, "table.shared", 2 * count)
+def _pinned(lease: manager_pb2.SnapshotLease, engine: Engine) -> Rows:
+    pinned = unpack(lease.pinned_rows, INT32, "lease.pinned_rows")
+    if len(pinned) and engine.state.pool.kinds != 1:
+        raise InvalidArgument("only blocks are pinned, not rows", field="lease.pinned_rows")
+    return pinned
+
+
+def _table(table: manager_pb2.SnapshotTable, engine: Engine) -> SnapshotTable:
+    kinds, count = engine.state.pool.kinds, table.num_tokens * engine.session.num_layers
+    shared = unpack(table.shared, UINT8, "table.shared", kinds * count)
     if len(shared) and shared.max() > 1:
         raise InvalidArgument("table.shared: flags must be 0 or 1", field="table.shared")
     return SnapshotTable(
@@ -210,10 +220,11 @@ def _table(table: manager_pb2.SnapshotTable, num_layers: int) -> SnapshotTable:
         table.generation,
         table.first_token,
         unpack(table.key_rows, INT32, "table.key_rows", count),
-        unpack(table.value_rows, INT32, "table.value_rows", count),
+        unpack(table.value_rows, INT32, "table.value_rows", (kinds - 1) * count),
         shared.astype(bool),
         table.accumulated_error,
         table.start,
+        unpack(table.candidates, INT32, "table.candidates"),
     )
 
 

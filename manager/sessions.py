@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from memshare.manager.blocks import BlockPool
 from memshare.manager.counters import ShareCounters
 from memshare.manager.rows import RETRY_AFTER, Mask, RowPool, Rows, RowState
 from memshare.manager.tables import RequestTable
@@ -34,12 +35,11 @@ class Session:
     max_rows: int
     requests: dict[int, RequestTable] = field(default_factory=dict)
     counters: ShareCounters = field(default_factory=ShareCounters)
-    leased: int = 0
     last_step: int = 0
     stale: dict[int, int] = field(default_factory=dict)
     """Sizes of decisions that a truncation or close took back, until the engine answers."""
     condemned: deque[Rows] = field(default_factory=deque)
-    """Rows [2, num_layers, n] of dropped entries, still counted, to be released in slices."""
+    """Rows [kinds, num_layers, n] of dropped entries, still counted, to be released in slices."""
     closing: bool = False
     cleared: int = 0
 
@@ -57,8 +57,8 @@ def require_bound(max_rows: int, num_rows: int, free: int) -> None:
 class SessionState:
     """The part of `ManagerState` that knows nothing of decisions."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.pool = RowPool(num_rows)
+    def __init__(self, num_rows: int, *, blocks: bool = False) -> None:
+        self.pool: RowPool = BlockPool(num_rows) if blocks else RowPool(num_rows)
         self.sessions: dict[int, Session] = {}
         self._slots: list[Session | None] = []
         self._tenants: dict[str, int] = {}
@@ -77,7 +77,8 @@ class SessionState:
     ) -> Session:
         """Begin a session that holds nothing.
 
-        `layout` is compared for equality: rows are shared among sessions of one layout.
+        `layout` is compared for equality: rows are shared among sessions of one layout. In a
+        pool of blocks `num_layers` is the number of groups.
         `max_rows` of 0 is no bound. Raises `InvalidArgument` for an id in use or a bad size,
         `PoolExhausted` for a bound above the pool.
         """
@@ -181,7 +182,6 @@ class SessionState:
                 max_rows=session.max_rows, free=self.pool.free,
             )  # fmt: skip
         rows = self.pool.grant(count, session.slot)
-        session.leased += count
         return rows, self.pool.tenant[rows] != session.tenant_number
 
     def confirm_zeroed(self, session_id: int, rows: Rows) -> None:
@@ -197,7 +197,6 @@ class SessionState:
             raise InvalidArgument("rows is empty", field="rows")
         self.pool.require_leased(rows, session.slot, "rows")
         self.pool.release(rows)
-        session.leased -= len(rows)
 
     def row_counts(self) -> dict[RowState, int]:
         """Number of rows in each state; they sum to the pool's."""
@@ -225,10 +224,10 @@ class SessionState:
     def _release_condemned(self, session: Session, limit: int) -> bool:
         while session.condemned and limit > 0:
             rows = session.condemned.popleft()
-            tokens = max(1, limit // (2 * session.num_layers))
+            tokens = max(1, limit // (rows.shape[0] * rows.shape[1]))
             if rows.shape[2] > tokens:
                 session.condemned.appendleft(rows[:, :, tokens:])
                 rows = rows[:, :, :tokens]
             limit -= max(1, rows.size)
-            self.pool.drop_references(rows.ravel())
+            self.pool.drop_references(rows.ravel(), session.slot)
         return not session.condemned

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from memshare.manager import search
+from memshare.manager import lending, search
 from memshare.manager.agent_link import AgentLink
+from memshare.manager.decisions import Candidates, Decision
+from memshare.manager.division import Layout
+from memshare.manager.pins import Pins
 from memshare.manager.policy import Mode, Policy
+from memshare.manager.session_index import SessionIndex
 from memshare.manager.sessions import Session
 from memshare.manager.state import ManagerState
 from memshare.manager.tables import RequestTable
-from memshare.v1 import agent_pb2, manager_pb2
+from memshare.v1 import manager_pb2
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import AgentUnavailable, MemshareError, WorkerRestarted
-from memshare.wire.layout import RowLayout
-from memshare.wire.packing import INT32, UINT32, UINT64, pack
 
 _BACKOFF_SECONDS: Final = 1.0
-_MAX_INDEXED_IDS: Final = 1 << 21
+# Equal blocks are looked for in this many at once: a lender that is asked for some of them
+# answers only at its next step.
+_EXACT_BLOCKS: Final = 256
 _log = structlog.get_logger("memshare.manager")
 Send = Callable[[manager_pb2.AttachResponse], Awaitable[None]]
 
@@ -37,10 +42,11 @@ class Sharer:
         self,
         state: ManagerState,
         session: Session,
-        layout: RowLayout,
+        layout: Layout,
         policy: Policy,
         link: AgentLink,
         send: Send,
+        pins: Pins,
         *,
         batch_tokens: int,
         candidates: int,
@@ -50,21 +56,26 @@ class Sharer:
         self._layout = layout
         self._link = link
         self._send = send
-        self._batch_tokens = batch_tokens
+        self._pins = pins
+        self._unit = layout.block_tokens if isinstance(layout, BlockLayout) else 1
+        self._batch = -(-batch_tokens // self._unit)
         self._candidates = candidates
-        self._policy = policy
-        # Epoch in which the index is whole, and the last in which it was opened at all.
-        self._epoch = self._opened = 0
+        self._policy = self._in_units(policy)
+        self._index = SessionIndex(session, layout, link)
         self._task: asyncio.Task[None] | None = None
-        self._calling = self._stopped = False
         self._wake = asyncio.Event()
         self._touched: dict[int, None] = {}
-        self._dropped: dict[int, tuple[int, int]] = {}
         self._syncs: list[int] = []
-        self._known: set[int] = set()
+
+    def _in_units(self, policy: Policy) -> Policy:
+        """Policies count tokens, the tables of this session tokens or blocks."""
+        blocks = isinstance(self._layout, BlockLayout)
+        return policy.in_blocks(self._unit) if blocks else policy
 
     @property
     def _policy_is_exact(self) -> bool:
+        if isinstance(self._layout, BlockLayout):
+            return self._policy.mode is Mode.EXACT
         return self._policy.mode is Mode.EXACT or not self._layout.inv_freq
 
     def wake(self) -> None:
@@ -78,11 +89,8 @@ class Sharer:
 
     def dropped(self, request_id: int, keep: int, generation: int) -> None:
         """A request was truncated to `keep` tokens, or closed (0)."""
-        if request_id not in self._known:
-            return
-        before = self._dropped.get(request_id, (keep, generation))
-        self._dropped[request_id] = (min(keep, before[0]), generation)
-        self._wake.set()
+        if self._index.note_dropped(request_id, keep, generation):
+            self._wake.set()
 
     def sync(self, sequence: int) -> None:
         """Answer with Synced when all that was told before is done."""
@@ -91,7 +99,7 @@ class Sharer:
 
     def set_policy(self, policy: Policy) -> None:
         """Examine all tokens again, by another policy."""
-        self._policy = policy
+        self._policy = self._in_units(policy)
         for table in self._session.requests.values():
             table.examined = [0] * len(policy.stages)
             table.clear_shadow()
@@ -112,14 +120,14 @@ class Sharer:
                 if self._link.worker_epoch:
                     await self._work(everything=bool(syncs))
             except (WorkerRestarted, AgentUnavailable) as error:
-                self._epoch = 0
+                self._index.epoch = 0
                 _log.info("sharing paused", session=self._session.session_id, error=str(error))
             except MemshareError as error:
-                self._epoch = 0
+                self._index.epoch = 0
                 _log.error("search refused", session=self._session.session_id, error=str(error))
                 asyncio.get_running_loop().call_later(_BACKOFF_SECONDS, self._wake.set)
             except Exception:
-                self._epoch = 0
+                self._index.epoch = 0
                 _log.exception("search failed", session=self._session.session_id)
                 asyncio.get_running_loop().call_later(_BACKOFF_SECONDS, self._wake.set)
             for sequence in syncs:
@@ -127,36 +135,14 @@ class Sharer:
                     manager_pb2.AttachResponse(sequence=sequence, synced=manager_pb2.Synced())
                 )
 
-    async def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        self._calling = True
-        try:
-            response = await self._link.call(method, request)
-        finally:
-            self._calling = False
-        if self._stopped:
-            raise asyncio.CancelledError
-        return response
-
     async def close(self) -> None:
         """Stop, and let the worker forget the session."""
-        self._stopped = True
-        if self._task is not None:
-            # The worker would finish a call that is cancelled here, perhaps after CloseIndex.
-            if not self._calling:
-                self._task.cancel()
-            await asyncio.wait([self._task])
-        if self._opened and self._opened == self._link.worker_epoch:
-            request = agent_pb2.CloseIndexRequest(
-                worker_epoch=self._opened, session_id=self._session.session_id
-            )
-            try:
-                await self._link.call(self._link.stub.CloseIndex, request)
-            except MemshareError as error:
-                _log.info("index not closed", error=str(error))
+        await self._index.close(self._task)
 
     async def _work(self, *, everything: bool) -> None:
-        await self._open()
-        await self._drop()
+        if await self._index.open():
+            self._touched.update(dict.fromkeys(self._session.requests))
+        await self._index.drop()
         if everything:
             self._touched.update(dict.fromkeys(self._session.requests))
         while self._touched:
@@ -165,92 +151,28 @@ class Sharer:
             table = self._session.requests.get(request_id)
             if table is None:
                 continue
-            if everything or table.sealed - table.indexed >= self._batch_tokens:
-                await self._index(table)
+            if everything or table.sealed - table.indexed >= self._batch:
+                await self._index.add(table)
                 await self._examine(table, everything=everything)
-
-    async def _open(self) -> None:
-        epoch = self._link.worker_epoch
-        if epoch == self._epoch:
-            return
-        session_id = self._session.session_id
-        self._dropped.clear()
-        self._known.clear()
-        close = agent_pb2.CloseIndexRequest(worker_epoch=epoch, session_id=session_id)
-        await self._call(self._link.stub.CloseIndex, close)
-        open_ = agent_pb2.OpenIndexRequest(
-            worker_epoch=epoch,
-            session_id=session_id,
-            layout=self._layout.to_proto(),
-            row_bytes=self._layout.row_bytes,
-            tenant=self._session.tenant,
-        )
-        self._opened = epoch
-        await self._call(self._link.stub.OpenIndex, open_)
-        for table in self._session.requests.values():
-            table.indexed = 0
-            self._touched[table.request_id] = None
-        self._epoch = epoch
-
-    async def _drop(self) -> None:
-        while self._dropped:
-            dropped, self._dropped = self._dropped, {}
-            self._known.difference_update(
-                request_id for request_id, (keep, _) in dropped.items() if not keep
-            )
-            request = agent_pb2.DropRequestsRequest(
-                worker_epoch=self._epoch,
-                session_id=self._session.session_id,
-                request_ids=pack(list(dropped), UINT64),
-                keep_tokens=pack([keep for keep, _ in dropped.values()], UINT32),
-                generations=pack([generation for _, generation in dropped.values()], UINT32),
-            )
-            await self._call(self._link.stub.DropRequests, request)
-
-    async def _index(self, table: RequestTable) -> None:
-        while table.indexed < table.sealed:
-            # What a truncation dropped must be forgotten before more is added after it.
-            await self._drop()
-            start = table.indexed
-            tokens = min(table.sealed - start, max(1, _MAX_INDEXED_IDS // table.num_layers))
-            if tokens <= 0 or not self._is_open(table, table.generation):
-                return
-            rows = table.rows[:, :, start : start + tokens]
-            request = agent_pb2.IndexRowsRequest(
-                worker_epoch=self._epoch,
-                session_id=self._session.session_id,
-                request_id=table.request_id,
-                generation=table.generation,
-                start=start,
-                num_tokens=tokens,
-                key_rows=pack(rows[0], INT32),
-                value_rows=pack(rows[1], INT32),
-                first_token=table.first_token,
-            )
-            table.indexed = start + tokens
-            self._known.add(table.request_id)
-            await self._call(self._link.stub.IndexRows, request)
-
-    def _is_open(self, table: RequestTable, generation: int) -> bool:
-        current = self._session.requests.get(table.request_id)
-        return current is table and table.generation == generation
 
     async def _examine(self, table: RequestTable, *, everything: bool) -> None:
         policy, exact = self._policy, self._policy_is_exact
-        least = 1 if everything else self._batch_tokens
+        least = 1 if everything else self._batch
+        blocks = isinstance(self._layout, BlockLayout)
+        most = max(self._batch, _EXACT_BLOCKS) if blocks and exact else self._batch
         table.examined = table.examined or [0] * len(policy.stages)
         first = table.first_token + (0 if exact else policy.protected_tokens)
         for number, stage in enumerate(policy.stages):
             while True:
-                await self._drop()
+                await self._index.drop()
                 # Either may have changed while the worker was waited for.
-                if self._policy is not policy or not self._is_open(table, table.generation):
+                if self._policy is not policy or not self._index.is_open(table, table.generation):
                     return
                 start = max(table.examined[number], first)
                 end = min(table.sealed - stage.min_age, table.indexed)
                 if end - start < least:
                     break
-                end = min(end, start + self._batch_tokens)
+                end = min(end, start + most)
                 window = search.Window(number, start, end, first, exact)
                 await self._find(table, policy, window)
 
@@ -262,19 +184,20 @@ class Sharer:
         request = search.build_request(pool, table, policy, window, used)
         if request is None:
             return
-        request.worker_epoch = self._epoch
+        request.worker_epoch = self._index.epoch
         request.session_id = self._session.session_id
         request.candidates = self._candidates
+        as_of = self._state.clock
         try:
-            response = await self._call(self._link.stub.FindDonors, request)
+            response = await self._index.call(self._link.stub.FindDonors, request)
         except MemshareError:
-            if self._is_open(table, generation) and self._policy is policy:
+            if self._goes_on(table, generation, policy):
                 table.examined[window.stage] = min(table.examined[window.stage], window.start)
             raise
         counters = self._session.counters
         counters.examined_entries += response.examined
         counters.nonfinite += response.nonfinite
-        if not self._is_open(table, generation) or self._policy is not policy:
+        if not self._goes_on(table, generation, policy):
             return
         found = search.read_response(response)
         if not window.exact:
@@ -284,12 +207,26 @@ class Sharer:
         if policy.mode is Mode.OBSERVE:
             search.observe(table, self._session.session_id, found, counters)
             return
-        decision = self._state.propose(
-            self._session.session_id,
-            table.request_id,
-            generation,
-            found,
-            approximate=not window.exact,
-        )
+        decision = await self._propose(table, policy, found, as_of, exact=window.exact)
         if decision is not None:
-            await self._send(manager_pb2.AttachResponse(share_decision=search.to_message(decision)))
+            rotated = not isinstance(self._layout, BlockLayout)
+            message = search.to_message(decision, rotated=rotated)
+            await self._send(manager_pb2.AttachResponse(share_decision=message))
+
+    def _goes_on(self, table: RequestTable, generation: int, policy: Policy) -> bool:
+        return self._index.is_open(table, generation) and self._policy is policy
+
+    async def _propose(
+        self, table: RequestTable, policy: Policy, found: Candidates, as_of: int, *, exact: bool
+    ) -> Decision | None:
+        """What comes of the items; blocks of other engines only if those agree to keep them."""
+        name = self._session.session_id, table.request_id, table.generation
+        asks = lending.ask(self._state, *name, found, as_of) if exact else []
+        try:
+            if asks:
+                await self._pins.wait(asks)
+                if not self._goes_on(table, name[2], policy):
+                    return None
+            return self._state.propose(*name, found, approximate=not exact, as_of=as_of)
+        finally:
+            self._pins.finish(asks)

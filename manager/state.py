@@ -11,21 +11,34 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memshare.manager import decisions, integrity, recovery
+from memshare.manager import decisions, integrity, lending, recovery
 from memshare.manager.decisions import Candidates, Decision, Resolution
 from memshare.manager.rows import Rows
 from memshare.manager.sessions import SLICE, Session, SessionState
-from memshare.manager.tables import RequestTable, require_room
+from memshare.manager.tables import (
+    RequestTable,
+    require_candidates,
+    require_room,
+    require_whole,
+)
 from memshare.wire.errors import InvalidArgument, StaleGeneration, UnknownRequest
 
 
 class ManagerState(SessionState):
-    """All counts over one pool of `num_rows` rows. Not safe for use from several threads."""
+    """All counts over one pool of `num_rows` rows, or of blocks: `kinds` of its tables is then 1,
+    layers are groups and tokens are blocks. Not safe for use from several threads.
 
-    def __init__(self, num_rows: int) -> None:
-        super().__init__(num_rows)
+    `clock` counts the times that entries were dropped or requests opened.
+    """
+
+    def __init__(self, num_rows: int, *, blocks: bool = False) -> None:
+        super().__init__(num_rows, blocks=blocks)
         self.pending: dict[int, Decision] = {}
-        self._next_decision = 1
+        self.asked: dict[int, lending.Ask] = {}
+        self.unclaimed: list[Rows] = []
+        """Rows that a snapshot called pinned, until it is known who borrows them."""
+        self.clock = 0
+        self._next_id = 1
 
     def close_session(self, session_id: int) -> None:
         """End a session: nothing may name it any more; `close_slice` gives its rows back."""
@@ -33,6 +46,7 @@ class ManagerState(SessionState):
         for table in session.requests.values():
             session.condemned.append(self._drop(session, table, 0))
         session.requests.clear()
+        lending.forsake(self, session)
         self.pool.forget_quarantine(session.slot)
         session.closing = True
 
@@ -50,7 +64,10 @@ class ManagerState(SessionState):
                 field="request_id",
             )
         require_room(session.requests)
-        table = RequestTable(request_id, generation, first_token, session.num_layers)
+        table = RequestTable(
+            request_id, generation, first_token, session.num_layers, self.pool.kinds, self.clock + 1
+        )
+        self.clock += 1
         session.requests[request_id] = table
         return table
 
@@ -78,32 +95,30 @@ class ManagerState(SessionState):
         start: int,
         key_rows: Rows,
         value_rows: Rows,
+        candidates: Rows | None = None,
     ) -> RequestTable:
         """Tokens from `start` on are written and final.
 
         `key_rows` and `value_rows` hold [num_layers, n] ids, flat or not; all of them must be
-        leased by the session. Raises `InvalidArgument`, `RowNotHeld`, `UnknownRequest` or
+        leased by the session. Blocks have no `value_rows`, and may be live in the session's hands
+        already; `candidates`, [n, k] or flat, are earlier blocks that the engine takes for
+        similar, -1 for none. Raises `InvalidArgument`, `RowNotHeld`, `UnknownRequest` or
         `StaleGeneration`.
         """
         session = self.session(session_id)
         table = self.request(session_id, request_id, generation)
-        rows = np.concatenate((key_rows, value_rows), axis=None, dtype=np.int32, casting="safe")
-        if key_rows.size != value_rows.size or not rows.size or rows.size % (2 * table.num_layers):
-            raise InvalidArgument(
-                f"{key_rows.size} key rows and {value_rows.size} value rows are no whole number "
-                f"of tokens of {table.num_layers} layers",
-                field="key_rows",
-            )
+        rows = require_whole(table, key_rows, value_rows)
         if start != table.sealed:
             raise InvalidArgument(
                 f"start is {start}, but {table.sealed} tokens of request {request_id} are sealed",
                 field="start",
             )
-        self.pool.require_leased(rows, session.slot, "key_rows and value_rows")
-        self.pool.seal(rows)
-        session.leased -= rows.size
-        table.append(rows.reshape(2, table.num_layers, -1))
-        session.counters.sealed_tokens += rows.size // (2 * table.num_layers)
+        tokens = rows.size // table.per_token
+        similar = require_candidates(table, candidates, start, tokens)
+        self.pool.require_sealable(rows, session.slot, "key_rows and value_rows")
+        self.pool.seal(rows, session.slot)
+        table.append(rows.reshape(table.kinds, table.num_layers, -1), candidates=similar)
+        session.counters.sealed_tokens += tokens
         return table
 
     def truncate(
@@ -127,6 +142,8 @@ class ManagerState(SessionState):
             )
         session.condemned.append(self._drop(session, table, keep).copy())
         table.generation = new_generation
+        self.clock += 1
+        table.changed = self.clock
         self._release_condemned(session, SLICE)
 
     def close_requests(
@@ -163,11 +180,13 @@ class ManagerState(SessionState):
         candidates: Candidates,
         *,
         approximate: bool,
+        as_of: int | None = None,
     ) -> Decision | None:
         """Offer donors to targets of one request; see `decisions.propose`."""
         return decisions.propose(
-            self, session_id, request_id, generation, candidates, approximate=approximate
-        )
+            self, session_id, request_id, generation, candidates,
+            approximate=approximate, as_of=as_of,
+        )  # fmt: skip
 
     def resolve(
         self, session_id: int, decision_id: int, applied: npt.NDArray[np.uint8]
@@ -175,10 +194,10 @@ class ManagerState(SessionState):
         """Commit or cancel each item of a decision; see `decisions.resolve`."""
         return decisions.resolve(self, session_id, decision_id, applied)
 
-    def new_decision_id(self) -> int:
-        """An id that no other decision of this state has."""
-        self._next_decision += 1
-        return self._next_decision - 1
+    def new_id(self) -> int:
+        """An id that no other decision or question of this state has."""
+        self._next_id += 1
+        return self._next_id - 1
 
     # Recovery and checks
 

@@ -157,7 +157,7 @@ def test_version_mismatch_names_both_versions(engine: Engine) -> None:
     [
         ({"token": b""}, TokenRefused, "bytes"),
         ({"token": bytes(60)}, TokenRefused, "not minted"),
-        ({"layout": None}, InvalidArgument, "num_layers is 0"),
+        ({"layout": None}, InvalidArgument, "no layout"),
         ({"layout": common_pb2.RowLayout(num_layers=1 << 31)}, InvalidArgument, "num_layers"),
         ({"policy_name": "bold"}, InvalidArgument, "there is no preset 'bold'"),
         ({"policy": common_pb2.Policy()}, InvalidArgument, "mode is 0"),
@@ -215,7 +215,7 @@ def test_a_token_in_use_is_refused(sidecar: Sidecar, engine: Engine) -> None:
 
 def test_another_row_size_is_refused_while_sessions_exist(sidecar: Sidecar, engine: Engine) -> None:
     wide = RowLayout(1, 1, 64, 64, common_pb2.ROW_DTYPE_FP32)
-    with pytest.raises(LayoutMismatch, match=r"rows of 128 bytes.*have 256"):
+    with pytest.raises(LayoutMismatch, match=r"rows of 128 bytes.*has rows of 256"):
         Engine(sidecar, layout=wide.to_proto())
     engine.goodbye()
     other = Engine(sidecar, layout=wide.to_proto())

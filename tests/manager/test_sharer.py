@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from memshare.manager.pins import Pins
 from memshare.manager.policy import Mode, Policy, Stage
 from memshare.manager.sharing import Sharer
 from memshare.manager.state import ManagerState
@@ -52,6 +53,7 @@ async def test_a_policy_that_changes_while_the_worker_is_waited_for_is_followed(
         EARLY,
         worker,
         told.put,
+        Pins(state, lambda _: None),
         batch_tokens=16,
         candidates=8,  # type: ignore[arg-type]
     )

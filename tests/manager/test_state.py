@@ -609,6 +609,6 @@ def test_check_integrity_sees_what_is_broken() -> None:
         "table.entries[0, 0, 1] = 1",
         "table.error = 5.0",
         "table.taint = 50",
-        "state.sessions[1].leased = 3",
+        "state.pool._leased[1] = 3",
     ):
         assert broken(change), change

@@ -1,0 +1,1 @@
+"""A vLLM server under load: stock, and with memshare."""
