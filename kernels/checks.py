@@ -15,6 +15,7 @@ from .rope import RopeTable
 
 __all__ = [
     "NO_ROTATION",
+    "check_copy",
     "check_floats",
     "check_ids",
     "check_int32",
@@ -57,8 +58,18 @@ def check_int32(name: str, ids: I32, ndim: int = 1) -> I32:
     return np.ascontiguousarray(ids)
 
 
-def check_ids(name: str, ids: I32, num_rows: int, ndim: int = 1, none_allowed: bool = False) -> I32:
-    """Row ids within the pool; -1 only where `none_allowed`. Names the first bad one."""
+def check_ids(
+    name: str,
+    ids: I32,
+    num_rows: int,
+    ndim: int = 1,
+    none_allowed: bool = False,
+    what: str = "row",
+) -> I32:
+    """Ids of rows, or of `what`, within the pool; -1 only where `none_allowed`.
+
+    Names the first bad one.
+    """
     ids = check_int32(name, ids, ndim)
     if ids.size:
         # As uint32 a negative id is huge, so one maximum tests both ends. With -1 allowed, adding
@@ -72,8 +83,22 @@ def check_ids(name: str, ids: I32, num_rows: int, ndim: int = 1, none_allowed: b
             bad = unsigned >= num_rows
         if bad is not None:
             first = ids.reshape(-1)[int(np.argmax(bad))]
-            raise ValueError(f"{name}: row {first} is outside the pool of {num_rows} rows")
+            raise ValueError(f"{name}: {what} {first} is outside the pool of {num_rows} {what}s")
     return ids
+
+
+def check_copy(what: str, src: I32, dst: I32) -> None:
+    """No row, or `what`, is written twice or both read and written."""
+    ordered = np.sort(dst)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if twice.size:
+        raise ValueError(f"{what} {ordered[twice[0]]} is written twice")
+    if ordered.size:
+        read = np.sort(src)  # in order, the search below walks instead of jumping
+        at = np.minimum(np.searchsorted(ordered, read), ordered.size - 1)
+        both = np.flatnonzero(ordered[at] == read)
+        if both.size:
+            raise ValueError(f"{what} {read[both[0]]} is both read and written")
 
 
 def check_floats(name: str, values: F32, shape: tuple[int, ...]) -> F32:

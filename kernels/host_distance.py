@@ -13,21 +13,50 @@ from .dtypes import F32, I32, U64, Bits
 from .host_rows import AHEAD, load_rotated, load_row, prefetch_row
 from .rowhash import FINAL_1, FINAL_2, MIX_1, MIX_2
 
-__all__ = ["equal_rows", "hash_rows", "pair_distances"]
+__all__ = [
+    "compare",
+    "difference",
+    "equal_rows",
+    "finish",
+    "hash_piece",
+    "hash_rows",
+    "kept_hash",
+    "mix",
+    "norm",
+    "pair_distances",
+]
 
 _ZERO = np.uint64(0)
+
+
+@reassociating
+def norm(x: F32, at: int, count: int) -> Any:
+    """|x|^2 of `count` elements from `at`, in float32."""
+    total = np.float32(0.0)
+    for i in range(count):
+        a = load(x, at + i)
+        total += a * a
+    return total
+
+
+@reassociating
+def difference(x: F32, y: F32, at: int, count: int) -> Any:
+    """(|x - y|^2, |y|^2) of `count` elements from `at`, in float32."""
+    dd = np.float32(0.0)
+    yy = np.float32(0.0)
+    for i in range(count):
+        b = load(y, at + i)
+        d = load(x, at + i) - b
+        dd += d * d
+        yy += b * b
+    return dd, yy
 
 
 @reassociating
 def _weighted_norm(row: F32, num_heads: int, head_dim: int, weight: F32) -> Any:
     total = np.float32(0.0)
     for head in range(num_heads):
-        o = head * head_dim
-        norm = np.float32(0.0)
-        for i in range(head_dim):
-            x = load(row, o + i)
-            norm += x * x
-        total += weight[head] * norm
+        total += weight[head] * norm(row, head * head_dim, head_dim)
     return total
 
 
@@ -35,19 +64,12 @@ def _weighted_norm(row: F32, num_heads: int, head_dim: int, weight: F32) -> Any:
 def _weighted_difference(x: F32, y: F32, num_heads: int, head_dim: int, weight: F32) -> Any:
     """(sum of w |x - y|^2, sum of w |y|^2) over heads."""
     total = np.float32(0.0)
-    norm = np.float32(0.0)
+    other = np.float32(0.0)
     for head in range(num_heads):
-        o = head * head_dim
-        dd = np.float32(0.0)
-        yy = np.float32(0.0)
-        for i in range(head_dim):
-            b = load(y, o + i)
-            d = load(x, o + i) - b
-            dd += d * d
-            yy += b * b
+        dd, yy = difference(x, y, head * head_dim, head_dim)
         total += weight[head] * dd
-        norm += weight[head] * yy
-    return total, norm
+        other += weight[head] * yy
+    return total, other
 
 
 @exact
@@ -104,6 +126,27 @@ def _tail_word(flat: Bits, base: int, width: int, per_word: int, element_bits: i
 
 
 @exact
+def compare(flat: Bits, left: int, right: int, width: int, masks: U64) -> Any:
+    """(differing, magnitude, exponent) bits of the elements from `left` and `right`, or-ed.
+
+    The last in the form of `rowhash.word_masks`: its sign bits tell NaN and infinity.
+    """
+    magnitude, exponent, low = masks[0], masks[1], masks[2]
+    element_bits = flat.itemsize * 8
+    per_word = 64 // element_bits
+    x = _tail_word(flat, left, width, per_word, element_bits)
+    differ = x ^ _tail_word(flat, right, width, per_word, element_bits)
+    some = x & magnitude
+    bad = (x & exponent) + low
+    for i in range(width // per_word):
+        x = load64(flat, left + i * per_word)
+        differ |= x ^ load64(flat, right + i * per_word)
+        some |= x & magnitude
+        bad |= (x & exponent) + low
+    return differ, some, bad
+
+
+@exact
 def equal_rows(
     flat: Bits,
     row_elems: int,
@@ -114,59 +157,68 @@ def equal_rows(
     out: npt.NDArray[np.bool_],
 ) -> None:
     """out[m] = same bits, finite, not all zero. `masks`: see `rowhash.word_masks`."""
-    magnitude, exponent, low, sign = masks[0], masks[1], masks[2], masks[3]
-    element_bits = flat.itemsize * 8
-    per_word = 64 // element_bits
-    words = width // per_word
     for n in range(a.size):
         if n + AHEAD < a.size:
             prefetch_row(flat, a[n + AHEAD] * row_elems, width)
             prefetch_row(flat, b[n + AHEAD] * row_elems, width)
-        left = a[n] * row_elems
-        right = b[n] * row_elems
-        x = _tail_word(flat, left, width, per_word, element_bits)
-        differ = x ^ _tail_word(flat, right, width, per_word, element_bits)
-        some = x & magnitude
-        bad = (x & exponent) + low
-        for i in range(words):
-            x = load64(flat, left + i * per_word)
-            differ |= x ^ load64(flat, right + i * per_word)
-            some |= x & magnitude
-            bad |= (x & exponent) + low
-        out[n] = differ == _ZERO and some != _ZERO and (bad & sign) == _ZERO
+        differ, some, bad = compare(flat, a[n] * row_elems, b[n] * row_elems, width, masks)
+        out[n] = differ == _ZERO and some != _ZERO and (bad & masks[3]) == _ZERO
+
+
+@exact
+def finish(total: Any) -> Any:
+    """The last steps of a hash."""
+    total = (total ^ (total >> np.uint64(33))) * FINAL_1
+    total = (total ^ (total >> np.uint64(33))) * FINAL_2
+    return total ^ (total >> np.uint64(33))
+
+
+@exact
+def mix(word: Any, key: Any) -> Any:
+    """What a word adds to a hash."""
+    x = (word ^ key) * MIX_1
+    return (x ^ (x >> np.uint64(32))) * MIX_2
+
+
+@exact
+def hash_piece(flat: Bits, base: int, width: int, masks: U64, keys: U64) -> Any:
+    """(magnitude, exponent, hash) of `width` elements from `base`; the first two as `compare`.
+
+    The steps of `rowhash.hash_words`.
+    """
+    magnitude, exponent, low = masks[0], masks[1], masks[2]
+    element_bits = flat.itemsize * 8
+    per_word = 64 // element_bits
+    words = width // per_word
+    some, bad, total = mix_words(flat, base, keys, masks, words - words % 8)
+    for i in range(words - words % 8, words):
+        x = load64(flat, base + i * per_word)
+        some |= x & magnitude
+        bad |= (x & exponent) + low
+        total += mix(x, load64(keys, i))
+    if words * per_word < width:
+        x = _tail_word(flat, base, width, per_word, element_bits)
+        some |= x & magnitude
+        bad |= (x & exponent) + low
+        total += mix(x, keys[words])
+    return some, bad, finish(total)
+
+
+@exact
+def kept_hash(some: Any, bad: Any, total: Any, masks: U64) -> Any:
+    """The hash, 0 kept for what must never match."""
+    if some == _ZERO or (bad & masks[3]) != _ZERO:
+        return _ZERO
+    return max(total, np.uint64(1))
 
 
 @exact
 def hash_rows(
     flat: Bits, row_elems: int, rows: I32, width: int, masks: U64, keys: U64, out: U64
 ) -> None:
-    """out[n] = hash of the first `width` elements; the steps of `rowhash.hash_words`."""
-    magnitude, exponent, low, sign = masks[0], masks[1], masks[2], masks[3]
-    element_bits = flat.itemsize * 8
-    per_word = 64 // element_bits
-    words = width // per_word
+    """out[n] = hash of the first `width` elements."""
     for n in range(rows.size):
         if n + AHEAD < rows.size:
             prefetch_row(flat, rows[n + AHEAD] * row_elems, width)
-        base = rows[n] * row_elems
-        some, bad, total = mix_words(flat, base, keys, masks, words - words % 8)
-        for i in range(words - words % 8, words):
-            x = load64(flat, base + i * per_word)
-            some |= x & magnitude
-            bad |= (x & exponent) + low
-            x = (x ^ load64(keys, i)) * MIX_1
-            total += (x ^ (x >> np.uint64(32))) * MIX_2
-        if words * per_word < width:
-            x = _tail_word(flat, base, width, per_word, element_bits)
-            some |= x & magnitude
-            bad |= (x & exponent) + low
-            x = (x ^ keys[words]) * MIX_1
-            total += (x ^ (x >> np.uint64(32))) * MIX_2
-        total = (total ^ (total >> np.uint64(33))) * FINAL_1
-        total = (total ^ (total >> np.uint64(33))) * FINAL_2
-        total ^= total >> np.uint64(33)
-        if some == _ZERO or (bad & sign) != _ZERO:
-            total = np.uint64(0)
-        elif total == _ZERO:
-            total = np.uint64(1)
-        out[n] = total
+        some, bad, total = hash_piece(flat, rows[n] * row_elems, width, masks, keys)
+        out[n] = kept_hash(some, bad, total, masks)

@@ -12,14 +12,14 @@ from .dtypes import F32, I32, U64, Bits
 from .host_rows import AHEAD, load_rotated, load_row, prefetch_row
 from .simhash import BLOCK, SimHasher
 
-__all__ = ["constants", "moments", "scratch", "signatures"]
+__all__ = ["aligned", "constants", "moments", "scratch", "signatures"]
 
 _AHEAD = 2
 """Rows between the one asked of memory and the one worked on: one suffices for rows that follow one
 another, where the processor guesses the next address itself; scattered ones need a second."""
 
 
-def _aligned(size: int) -> F32:
+def aligned(size: int) -> F32:
     """Zeros at a multiple of 64 bytes: a vector that straddles two cache lines costs two."""
     whole = np.zeros(size + LANES, np.float32)
     start = -(whole.ctypes.data // whole.itemsize) % LANES
@@ -28,7 +28,7 @@ def _aligned(size: int) -> F32:
 
 def constants(mean: F32, hasher: SimHasher) -> F32:
     """What `signatures` adds and multiplies: [256] folded mean, [256] second flips, flips."""
-    out = _aligned(2 * BLOCK + hasher.padded)
+    out = aligned(2 * BLOCK + hasher.padded)
     out[:BLOCK] = hasher.fold(mean[None])[0]
     out[BLOCK : 2 * BLOCK] = hasher.second_flips
     out[2 * BLOCK :] = hasher.flips
@@ -37,7 +37,7 @@ def constants(mean: F32, hasher: SimHasher) -> F32:
 
 def scratch(hasher: SimHasher) -> F32:
     """Where `signatures` works: [256] sums, then a row as the hasher lays it out."""
-    return _aligned(BLOCK + hasher.padded)
+    return aligned(BLOCK + hasher.padded)
 
 
 @exact

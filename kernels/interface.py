@@ -197,16 +197,7 @@ class Kernels(ABC):
         src = checks.check_ids("src", src, len(pool))
         dst = checks.check_ids("dst", dst, len(pool))
         checks.check_shape("dst", dst, src.shape)
-        ordered = np.sort(dst)
-        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-        if twice.size:
-            raise ValueError(f"row {ordered[twice[0]]} is written twice")
-        if ordered.size:
-            read = np.sort(src)  # in order, the search below walks instead of jumping
-            at = np.minimum(np.searchsorted(ordered, read), ordered.size - 1)
-            both = np.flatnonzero(ordered[at] == read)
-            if both.size:
-                raise ValueError(f"row {read[both[0]]} is both read and written")
+        checks.check_copy("row", src, dst)
         self._copy_rows(pool, src, dst)
 
     def zero_rows(self, pool: Bits, rows: I32) -> None:

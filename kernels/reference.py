@@ -15,7 +15,14 @@ from .interface import Kernels, Tables
 from .rowhash import hash_words, word_masks
 from .simhash import PLANES, SimHasher
 
-__all__ = ["NumpyKernels", "rotate", "walsh_hadamard"]
+__all__ = [
+    "NumpyKernels",
+    "matchable",
+    "mixed_signs",
+    "rotate",
+    "walsh_hadamard",
+    "words_of",
+]
 
 Floats = npt.NDArray[Any]
 _CHUNK = 4096
@@ -53,6 +60,15 @@ def walsh_hadamard(x: Floats) -> Floats:
     return x.reshape(shape)
 
 
+def mixed_signs(folded: F32, second_flips: F32) -> U64:
+    """uint64 [n, 2]: signs of the mixed sums [n, 256] (see `simhash.SimHasher`)."""
+    mixed = walsh_hadamard(folded) * second_flips
+    columns = mixed.reshape(len(folded), 16, 16).transpose(0, 2, 1)
+    planes = walsh_hadamard(columns)[..., PLANES].transpose(0, 2, 1)
+    signs = np.ascontiguousarray(planes >= 0).reshape(len(folded), 128)
+    return np.packbits(signs, axis=1, bitorder="little").view("<u8")
+
+
 def _heads(pool: Bits, rows: I32, dtype: RowDtype, num_heads: int, head_dim: int) -> F32:
     """The rows as float32 [n, num_heads, head_dim]."""
     return bits_to_float32(pool[rows, : num_heads * head_dim], dtype).reshape(
@@ -60,21 +76,22 @@ def _heads(pool: Bits, rows: I32, dtype: RowDtype, num_heads: int, head_dim: int
     )
 
 
-def _words(pool: Bits, rows: I32, width: int) -> U64:
-    """The first `width` elements as little-endian words uint64 [n, w], zeros after the last."""
-    size = -(-width * pool.itemsize // 8) * 8
-    padded = np.zeros((len(rows), size // pool.itemsize), pool.dtype)
-    padded[:, :width] = pool[rows, :width]
+def words_of(rows: Bits) -> U64:
+    """Raw bits [n, width] as little-endian words uint64 [n, w], zeros after the last."""
+    n, width = rows.shape
+    size = -(-width * rows.itemsize // 8) * 8
+    padded = np.zeros((n, size // rows.itemsize), rows.dtype)
+    padded[:, :width] = rows
     return padded.view("<u8")
 
 
-def _matchable(words: U64, dtype: RowDtype) -> npt.NDArray[np.bool_]:
+def matchable(words: U64, dtype: RowDtype) -> npt.NDArray[np.bool_]:
     """bool [n]: finite and not all zero."""
     magnitude, exponent, low, sign = word_masks(dtype)
     some = ((words & magnitude) != 0).any(axis=1)
     bad = ((((words & exponent) + low) & sign) != 0).any(axis=1)
-    matchable: npt.NDArray[np.bool_] = some & ~bad
-    return matchable
+    result: npt.NDArray[np.bool_] = some & ~bad
+    return result
 
 
 class NumpyKernels(Kernels):
@@ -103,11 +120,7 @@ class NumpyKernels(Kernels):
                 if steps is not None:
                     x = rotate(x, steps[part], table)
                 folded = hasher.fold(x.reshape(len(x), -1)) - centre
-                mixed = walsh_hadamard(folded) * hasher.second_flips
-                columns = mixed.reshape(len(x), 16, 16).transpose(0, 2, 1)
-                planes = walsh_hadamard(columns)[..., PLANES].transpose(0, 2, 1)
-                signs = np.ascontiguousarray(planes >= 0).reshape(len(x), -1)
-                out[part] = np.packbits(signs, axis=1, bitorder="little").view("<u8")
+                out[part] = mixed_signs(folded, hasher.second_flips)
         return out
 
     def _row_moments(
@@ -176,14 +189,14 @@ class NumpyKernels(Kernels):
     def _rows_equal(
         self, pool: Bits, a: I32, b: I32, dtype: RowDtype, width: int
     ) -> npt.NDArray[np.bool_]:
-        left = _words(pool, a, width)
-        same: npt.NDArray[np.bool_] = (left == _words(pool, b, width)).all(axis=1)
-        return same & _matchable(left, dtype)
+        left, right = words_of(pool[a, :width]), words_of(pool[b, :width])
+        same: npt.NDArray[np.bool_] = (left == right).all(axis=1)
+        return same & matchable(left, dtype)
 
     def _row_hashes(self, pool: Bits, rows: I32, dtype: RowDtype, width: int) -> U64:
-        words = _words(pool, rows, width)
+        words = words_of(pool[rows, :width])
         hashes = np.maximum(hash_words(words), np.uint64(1))
-        return np.where(_matchable(words, dtype), hashes, np.uint64(0))
+        return np.where(matchable(words, dtype), hashes, np.uint64(0))
 
     def _copy_rows(self, pool: Bits, src: I32, dst: I32) -> None:
         pool[dst] = pool[src]
