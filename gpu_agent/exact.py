@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from memshare.gpu_agent.block_index import BlockIndex
+from memshare.gpu_agent.blocks import SessionBlocks
 from memshare.gpu_agent.index import RequestIndex
-from memshare.gpu_agent.rows import KINDS, SessionRows
+from memshare.gpu_agent.rows import SessionRows
 from memshare.gpu_agent.search import Matches, Query
 from memshare.gpu_agent.table import MAX_EQUAL, ExactTable
+
+Reader = SessionRows | SessionBlocks
+Index = RequestIndex | BlockIndex
 
 
 class ExactRequest:
@@ -35,20 +40,20 @@ class ExactRequest:
             self._num_tokens = keep
             self._open = False
 
-    def find(self, request: RequestIndex, reader: SessionRows, query: Query) -> Matches:
+    def find(self, request: Index, reader: Reader, query: Query) -> Matches:
         """For each target the oldest donor that is equal to it, if there is one.
 
         The donor mask speaks of this request alone: whether a row of another request may still
         be shared is for its keeper to say.
         """
         self._enter(request, reader)
-        layers = reader.layout.num_layers
+        layers = reader.num_layers
         matches = Matches()
         segments = [segment for segment, _ in self._segments]
         # One row of the mask for each plane, as the table numbers them.
         allowed = (query.donor_mask & request.usable[:, :, : query.end]).reshape(-1, query.end)
         allowed[:, query.start :] = False
-        for kind in KINDS:
+        for kind in reader.kinds:
             wanted = query.target_mask[kind] & request.usable[kind, :, : query.end]
             wanted[:, : query.start] = False
             layer, target = (where.astype(np.int32) for where in np.nonzero(wanted))
@@ -87,7 +92,7 @@ class ExactRequest:
             self._table.forget(segments, planes[matched], target[matched], hashes[matched])
         return matches
 
-    def _enter(self, request: RequestIndex, reader: SessionRows) -> None:
+    def _enter(self, request: Index, reader: Reader) -> None:
         start, end = max(self._num_tokens, request.first_token), request.num_tokens
         self._num_tokens = max(self._num_tokens, end)
         if start >= end:
@@ -95,9 +100,9 @@ class ExactRequest:
         if not self._open:
             self._segments.append((self._table.open_segment(*self._name), start))
             self._open = True
-        layers = reader.layout.num_layers
+        layers = reader.num_layers
         tokens = np.arange(start, end, dtype=np.int32)
-        for kind in KINDS:
+        for kind in reader.kinds:
             # Token by token, so that the order of the entries is that of their age.
             rows = np.ascontiguousarray(request.rows[kind, :, start:end].T).reshape(-1)
             planes = np.tile(np.arange(layers, dtype=np.int32) + kind * layers, len(tokens))

@@ -12,7 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from memshare.gpu_agent.rows import MAX_TOKENS, Bools, Float32, Int32
+from memshare.gpu_agent.block_index import BlockIndex, find_similar_blocks
+from memshare.gpu_agent.blocks import SessionBlocks
+from memshare.gpu_agent.exact import Index, Reader
+from memshare.gpu_agent.index import RequestIndex
+from memshare.gpu_agent.rows import MAX_TOKENS, Float32, Int32, SessionRows
 from memshare.gpu_agent.search import (
     CandidateSearch,
     Matches,
@@ -23,6 +27,7 @@ from memshare.gpu_agent.search import (
 from memshare.gpu_agent.sessions import Session, Sessions
 from memshare.v1 import agent_pb2, common_pb2
 from memshare.wire import packing
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import InvalidArgument, StaleGeneration, UnknownSession
 from memshare.wire.layout import RowLayout
 from memshare.wire.version import VERSION
@@ -71,7 +76,13 @@ class AgentOperations:
 
     def open_index(self, request: agent_pb2.OpenIndexRequest) -> agent_pb2.OpenIndexResponse:
         """Raises `LayoutMismatch` if the pool is divided into other rows."""
-        layout = RowLayout.from_proto(request.layout)
+        if request.HasField("block_layout") == request.HasField("layout"):
+            raise InvalidArgument("a session has either a layout or a block_layout", field="layout")
+        layout = (
+            BlockLayout.from_proto(request.block_layout)
+            if request.HasField("block_layout")
+            else RowLayout.from_proto(request.layout)
+        )
         self._sessions.open(request.session_id, layout, request.row_bytes, request.tenant)
         return agent_pb2.OpenIndexResponse()
 
@@ -94,6 +105,7 @@ class AgentOperations:
                     field="num_tokens",
                 )
             rows = _unpack_rows(session, request)
+            candidates = _unpack_candidates(session, request)
             first_token = request.first_token
             indexed = 0
             if request.request_id in session.requests:
@@ -117,7 +129,10 @@ class AgentOperations:
             target = session.requests.get(request.request_id)
             if target is None:
                 target = session.add(request.request_id, request.generation, first_token)
-            target.index.append(rows)
+            if isinstance(target.index, BlockIndex):
+                target.index.append(rows, candidates)
+            else:
+                target.index.append(rows)
             return agent_pb2.IndexRowsResponse(num_tokens=target.index.num_tokens)
 
     def drop_requests(
@@ -158,7 +173,7 @@ class AgentOperations:
         """See `find_similar` and `ExactRequest.find`."""
         with self._locked(request.session_id) as session:
             target = session.get(request.request_id, request.generation)
-            layers = session.layout.num_layers
+            planes = len(session.reader.kinds), session.reader.num_layers
             start, end = request.target_start, request.target_end
             if not start < end <= target.index.num_tokens:
                 raise InvalidArgument(
@@ -169,60 +184,81 @@ class AgentOperations:
             query = Query(
                 start,
                 end,
-                _unpack_plane_mask(request.target_mask, layers, end, "target_mask"),
-                _unpack_plane_mask(request.donor_mask, layers, end, "donor_mask"),
+                packing.unpack_mask(request.target_mask, (*planes, end), "target_mask"),
+                packing.unpack_mask(request.donor_mask, (*planes, end), "donor_mask"),
             )
             if request.exact:
                 matches = target.exact.find(target.index, session.reader, query)
             else:
-                if not session.reader.rotates:
-                    raise InvalidArgument(
-                        "the session's layout has no rope: only exact donors can be found",
-                        field="exact",
-                    )
-                if not 1 <= request.candidates <= MAX_CANDIDATES:
-                    raise InvalidArgument(
-                        f"candidates is {request.candidates}, must be 1 to {MAX_CANDIDATES}",
-                        field="candidates",
-                    )
-                thresholds = _unpack_thresholds(request, layers)
-                matches = find_similar(
-                    target.index,
-                    session.reader,
-                    search_exhaustively if request.exhaustive else self._search,
-                    query,
-                    thresholds,
-                    request.candidates,
-                    self._weigh_heads,
-                )
+                matches = self._find_similar(target.index, session.reader, query, request)
+            by_group = isinstance(session.reader, SessionBlocks)
         with self._lock:
             self._nonfinite_rows += matches.nonfinite
-        return _pack_matches(matches)
+        return _pack_matches(matches, by_group)
+
+    def _find_similar(
+        self, index: Index, reader: Reader, query: Query, request: agent_pb2.FindDonorsRequest
+    ) -> Matches:
+        if not 1 <= request.candidates <= MAX_CANDIDATES:
+            raise InvalidArgument(
+                f"candidates is {request.candidates}, must be 1 to {MAX_CANDIDATES}",
+                field="candidates",
+            )
+        search = search_exhaustively if request.exhaustive else self._search
+        if isinstance(index, BlockIndex) and isinstance(reader, SessionBlocks):
+            thresholds = _unpack_thresholds(request, len(reader.kinds))
+            return find_similar_blocks(index, reader, search, query, thresholds, request.candidates)
+        assert isinstance(index, RequestIndex)
+        assert isinstance(reader, SessionRows)
+        if not reader.rotates:
+            raise InvalidArgument(
+                "the session's layout has no rope: only exact donors can be found", field="exact"
+            )
+        thresholds = _unpack_thresholds(request, reader.num_layers)
+        return find_similar(
+            index, reader, search, query, thresholds, request.candidates, self._weigh_heads
+        )
 
     def copy_rows(self, request: agent_pb2.CopyRowsRequest) -> agent_pb2.CopyRowsResponse:
         """Copy whole rows; none may be written twice or both read and written."""
-        pool = self._sessions.divided(request.row_bytes)
         sources = packing.unpack(request.source_rows, packing.INT32, "source_rows")
         destinations = packing.unpack(
             request.destination_rows, packing.INT32, "destination_rows", len(sources)
         )
+        blocks = self._blocks(request)
         try:
-            self._sessions.kernels.copy_rows(pool, sources, destinations)
+            if blocks is not None:
+                blocks.copy(sources, destinations)
+            else:
+                pool = self._sessions.divided(request.row_bytes)
+                self._sessions.kernels.copy_rows(pool, sources, destinations)
         except ValueError as error:
             raise InvalidArgument(str(error), field="destination_rows") from None
         return agent_pb2.CopyRowsResponse()
 
     def zero_rows(self, request: agent_pb2.ZeroRowsRequest) -> agent_pb2.ZeroRowsResponse:
         """Fill whole rows with zeros."""
-        pool = self._sessions.divided(request.row_bytes)
         rows = packing.unpack(request.rows, packing.INT32, "rows")
         if len(np.unique(rows)) != len(rows):
             raise InvalidArgument("rows: a row is named twice", field="rows")
+        blocks = self._blocks(request)
         try:
-            self._sessions.kernels.zero_rows(pool, rows)
+            if blocks is not None:
+                blocks.zero(rows)
+            else:
+                pool = self._sessions.divided(request.row_bytes)
+                self._sessions.kernels.zero_rows(pool, rows)
         except ValueError as error:
             raise InvalidArgument(str(error), field="rows") from None
         return agent_pb2.ZeroRowsResponse()
+
+    def _blocks(
+        self, request: agent_pb2.CopyRowsRequest | agent_pb2.ZeroRowsRequest
+    ) -> SessionBlocks | None:
+        if not request.HasField("block_layout"):
+            return None
+        self._sessions.divided(request.row_bytes)
+        return self._sessions.blocks(BlockLayout.from_proto(request.block_layout))
 
     @contextmanager
     def _locked(self, session_id: int) -> Iterator[Session]:
@@ -234,29 +270,56 @@ class AgentOperations:
 
 
 def _unpack_rows(session: Session, request: agent_pb2.IndexRowsRequest) -> Int32:
-    """Row ids [2, num_layers, num_tokens], within the pool but in left padding."""
-    layers, count = session.layout.num_layers, request.num_tokens
-    num_rows = len(session.reader.pool)
+    """Row ids [kinds, num_layers, num_tokens], within the pool but in left padding."""
+    reader, count = session.reader, request.num_tokens
     padding = min(max(request.first_token - request.start, 0), count)
-    rows = np.empty((2, layers, count), np.int32)
-    for plane, (field, data) in enumerate(
-        (("key_rows", request.key_rows), ("value_rows", request.value_rows))
-    ):
+    if isinstance(reader, SessionBlocks):
+        # Groups stand in place of layers on the wire, in place of kinds in here.
+        planes, layers = [("key_rows", request.key_rows)], len(reader.kinds)
+        if request.value_rows or request.first_token:
+            raise InvalidArgument(
+                "a block holds K and V and has no padding: leave value_rows and first_token out",
+                field="value_rows",
+            )
+    else:
+        planes = [("key_rows", request.key_rows), ("value_rows", request.value_rows)]
+        layers = reader.num_layers
+    rows = np.empty((len(planes), layers, count), np.int32)
+    for plane, (field, data) in enumerate(planes):
         ids = packing.unpack(data, packing.INT32, field, layers * count).reshape(layers, count)
         real = ids[:, padding:]
         # As unsigned, a negative id is too large.
-        outside = real.view(np.uint32) >= num_rows
+        outside = real.view(np.uint32) >= reader.num_rows
         if outside.any():
             raise InvalidArgument(
-                f"{field}: row {real[outside][0]} is not one of the pool's {num_rows}",
+                f"{field}: row {real[outside][0]} is not one of the pool's {reader.num_rows}",
                 field=field,
             )
         rows[plane] = ids
-    return rows
+    return rows.reshape(len(reader.kinds), reader.num_layers, count)
 
 
-def _unpack_plane_mask(data: bytes, layers: int, end: int, field: str) -> Bools:
-    return packing.unpack_mask(data, (2, layers, end), field)
+def _unpack_candidates(session: Session, request: agent_pb2.IndexRowsRequest) -> Int32:
+    """The engine's candidates [num_tokens, k], each earlier than its block or -1."""
+    count = request.num_tokens
+    values = packing.unpack(request.candidates, packing.INT32, "candidates")
+    if len(values) and not isinstance(session.reader, SessionBlocks):
+        raise InvalidArgument("candidates are for sessions with blocks", field="candidates")
+    if len(values) % count or len(values) // count > MAX_CANDIDATES:
+        raise InvalidArgument(
+            f"candidates: {len(values)} values are no equal number, at most {MAX_CANDIDATES}, for "
+            f"each of {count} blocks",
+            field="candidates",
+        )
+    candidates = values.reshape(count, -1)
+    own = np.arange(request.start, request.start + count)[:, None]
+    wrong = (candidates < -1) | (candidates >= own)
+    if wrong.any():
+        raise InvalidArgument(
+            f"candidates: {candidates[wrong][0]} is neither -1 nor an earlier block",
+            field="candidates",
+        )
+    return candidates
 
 
 def _unpack_thresholds(request: agent_pb2.FindDonorsRequest, layers: int) -> Float32:
@@ -275,13 +338,16 @@ def _unpack_thresholds(request: agent_pb2.FindDonorsRequest, layers: int) -> Flo
     return thresholds
 
 
-def _pack_matches(matches: Matches) -> agent_pb2.FindDonorsResponse:
+def _pack_matches(matches: Matches, by_group: bool) -> agent_pb2.FindDonorsResponse:
     def joined(parts: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> bytes:
         return packing.pack(np.concatenate(parts), dtype) if parts else b""
 
+    kinds, layers = matches.kinds, matches.layers
+    if by_group:
+        kinds, layers = layers, kinds
     return agent_pb2.FindDonorsResponse(
-        layers=joined(matches.layers, packing.UINT16),
-        kinds=joined(matches.kinds, packing.UINT8),
+        layers=joined(layers, packing.UINT16),
+        kinds=joined(kinds, packing.UINT8),
         targets=joined(matches.targets, packing.INT32),
         donors=joined(matches.donors, packing.INT32),
         donor_rows=joined(matches.donor_rows, packing.INT32),

@@ -20,7 +20,7 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 UInt64 = npt.NDArray[np.uint64]
 
-_DTYPES: Final[dict[int, RowDtype]] = {
+ROW_DTYPES: Final[dict[int, RowDtype]] = {
     common_pb2.ROW_DTYPE_FP32: RowDtype.FP32,
     common_pb2.ROW_DTYPE_FP16: RowDtype.FP16,
     common_pb2.ROW_DTYPE_BF16: RowDtype.BF16,
@@ -39,9 +39,12 @@ class SessionRows:
     def __init__(self, kernels: Kernels, pool: npt.NDArray[Any], layout: RowLayout) -> None:
         """`pool`: raw bits [num_rows, row_elements] of the layout's element size."""
         self.layout = layout
+        self.kinds = KINDS
+        self.num_layers = layout.num_layers
+        self.num_rows = len(pool)
         self.pool = pool
         self._kernels = kernels
-        self._dtype = _DTYPES[layout.dtype]
+        self._dtype = ROW_DTYPES[layout.dtype]
         self._head_dims = (layout.key_head_dim, layout.value_head_dim)
         self.widths = (layout.key_width, layout.value_width)
         self._hashers = tuple(SimHasher(width) for width in self.widths)

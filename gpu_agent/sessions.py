@@ -8,12 +8,15 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from memshare.gpu_agent.exact import ExactRequest
+from memshare.gpu_agent.block_index import BlockIndex
+from memshare.gpu_agent.blocks import SessionBlocks
+from memshare.gpu_agent.exact import ExactRequest, Index, Reader
 from memshare.gpu_agent.index import RequestIndex
 from memshare.gpu_agent.pool import Pool
 from memshare.gpu_agent.rows import SessionRows
 from memshare.gpu_agent.table import ExactTable
-from memshare.kernels import Kernels
+from memshare.kernels import BlockKernels, Kernels
+from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import (
     InvalidArgument,
     LayoutMismatch,
@@ -30,7 +33,7 @@ MAX_ROWS: Final = (1 << 31) - 1
 class Request:
     """One request: the index for similar rows and the entries for equal ones."""
 
-    index: RequestIndex
+    index: Index
     exact: ExactRequest
 
 
@@ -39,9 +42,9 @@ class Session:
     """One engine's requests. Hold `lock` to use `requests`; `closed` is final."""
 
     session_id: int
-    layout: RowLayout
+    layout: RowLayout | BlockLayout
     tenant: str
-    reader: SessionRows
+    reader: Reader
     table: ExactTable | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -50,11 +53,13 @@ class Session:
     def add(self, request_id: int, generation: int, first_token: int) -> Request:
         """Add a request without tokens."""
         # Without a tenant nothing outside the request may match.
-        table = self.table if self.table is not None else ExactTable(len(self.reader.pool))
-        request = Request(
-            RequestIndex(self.reader, generation, first_token),
-            ExactRequest(table, self.session_id, request_id),
+        table = self.table if self.table is not None else ExactTable(self.reader.num_rows)
+        index = (
+            BlockIndex(self.reader, generation)
+            if isinstance(self.reader, SessionBlocks)
+            else RequestIndex(self.reader, generation, first_token)
         )
+        request = Request(index, ExactRequest(table, self.session_id, request_id))
         self.requests[request_id] = request
         return request
 
@@ -79,9 +84,10 @@ class Sessions:
     The pool is divided by the first session's row size, until the last session is closed.
     """
 
-    def __init__(self, pool: Pool, kernels: Kernels) -> None:
+    def __init__(self, pool: Pool, kernels: Kernels, block_kernels: BlockKernels) -> None:
         self.pool = pool
         self.kernels = kernels
+        self._block_kernels = block_kernels
         self._lock = threading.Lock()
         self._sessions: dict[int, Session] = {}
         self._tables: dict[tuple[object, ...], ExactTable] = {}
@@ -106,15 +112,20 @@ class Sessions:
             # A copy made in one step: the dictionary may change under a loop.
             opened = list(session.requests.values())
             requests += len(opened)
-            rows += sum(2 * session.layout.num_layers * one.index.num_tokens for one in opened)
+            planes = len(session.reader.kinds) * session.reader.num_layers
+            rows += sum(planes * one.index.num_tokens for one in opened)
         return len(sessions), requests, rows
 
-    def open(self, session_id: int, layout: RowLayout, row_bytes: int, tenant: str) -> None:
+    def open(
+        self, session_id: int, layout: RowLayout | BlockLayout, row_bytes: int, tenant: str
+    ) -> None:
         """Add a session, or do nothing if it is open with these very arguments."""
         if not session_id:
             raise InvalidArgument("session_id is 0, which names no session", field="session_id")
         self.check_row_bytes(row_bytes)
-        if row_bytes < layout.row_bytes or row_bytes % layout.itemsize:
+        if isinstance(layout, BlockLayout):
+            self._check_blocks(layout, row_bytes)
+        elif row_bytes < layout.row_bytes or row_bytes % layout.itemsize:
             raise InvalidArgument(
                 f"row_bytes is {row_bytes}, the layout needs a multiple of {layout.itemsize} of "
                 f"at least {layout.row_bytes}",
@@ -127,6 +138,7 @@ class Sessions:
                     f"{row_bytes}",
                     row_bytes=self._row_bytes,
                 )
+            self._check_division(layout)
             if (known := self._sessions.get(session_id)) is not None:
                 if (known.layout, known.tenant) != (layout, tenant):
                     raise InvalidArgument(
@@ -134,14 +146,48 @@ class Sessions:
                         field="session_id",
                     )
                 return
-            bits = self.pool.rows(row_bytes, layout.itemsize)
-            key = (tenant, layout.dtype, layout.key_width, layout.value_width, layout.num_layers)
+            reader = self._reader(layout, row_bytes)
             table = None
             if tenant:
-                table = self._tables.setdefault(key, ExactTable(len(bits)))
-            reader = SessionRows(self.kernels, bits, layout)
+                key = (tenant, _equal_bits(layout))
+                table = self._tables.setdefault(key, ExactTable(reader.num_rows))
             self._row_bytes = row_bytes
             self._sessions[session_id] = Session(session_id, layout, tenant, reader, table)
+
+    def _reader(self, layout: RowLayout | BlockLayout, row_bytes: int) -> Reader:
+        if isinstance(layout, BlockLayout):
+            return self.blocks(layout)
+        return SessionRows(self.kernels, self.pool.rows(row_bytes, layout.itemsize), layout)
+
+    def blocks(self, layout: BlockLayout) -> SessionBlocks:
+        """A reader of blocks. Raises `InvalidArgument` if the pool has no room for them."""
+        self._check_blocks(layout, layout.block_bytes)
+        bits = self.pool.rows(layout.itemsize, layout.itemsize).reshape(-1)
+        return SessionBlocks(self._block_kernels, bits, layout)
+
+    def _check_blocks(self, layout: BlockLayout, row_bytes: int) -> None:
+        if row_bytes != layout.block_bytes:
+            raise InvalidArgument(
+                f"row_bytes is {row_bytes}, the layout's blocks have {layout.block_bytes}",
+                field="row_bytes",
+            )
+        if layout.num_bytes > self.pool.num_bytes:
+            raise InvalidArgument(
+                f"{layout.num_blocks} blocks of {layout.block_bytes} bytes reach beyond the pool "
+                f"of {self.pool.num_bytes}",
+                field="num_blocks",
+            )
+
+    def _check_division(self, layout: RowLayout | BlockLayout) -> None:
+        """Raises `LayoutMismatch` where other sessions divide the pool in another way."""
+        for other in self._sessions.values():
+            blocks = isinstance(other.layout, BlockLayout) or isinstance(layout, BlockLayout)
+            if blocks and other.layout != layout:
+                raise LayoutMismatch(
+                    f"session {other.session_id} lays its rows or blocks out in another way: one "
+                    "pool serves one layout of blocks",
+                    row_bytes=self._row_bytes,
+                )
 
     def get(self, session_id: int) -> Session:
         """The session. Raises `UnknownSession`."""
@@ -200,3 +246,10 @@ class Sessions:
                     row_bytes=self._row_bytes,
                 )
         return self.pool.rows(row_bytes, 2)
+
+
+def _equal_bits(layout: RowLayout | BlockLayout) -> object:
+    """What two sessions' layouts must have in common for equal bits to mean equal rows."""
+    if isinstance(layout, BlockLayout):
+        return layout
+    return layout.dtype, layout.key_width, layout.value_width, layout.num_layers

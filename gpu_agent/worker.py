@@ -30,7 +30,7 @@ from memshare.gpu_agent.search import SEARCHES
 from memshare.gpu_agent.service import AgentServicer
 from memshare.gpu_agent.sessions import Sessions
 from memshare.gpu_agent.warmup import warm_up
-from memshare.kernels import get_kernels
+from memshare.kernels import get_block_kernels, get_kernels
 from memshare.v1 import agent_pb2, agent_pb2_grpc
 from memshare.wire.errors import MemshareError
 from memshare.wire.logs import configure_logging
@@ -83,7 +83,9 @@ async def _serve(pool: HostPool, settings: AgentSettings, pulse: int) -> None:
     # Zero stands for no epoch at all.
     epoch = secrets.randbelow((1 << 64) - 1) + 1
     executor = ThreadPoolExecutor(settings.threads, thread_name_prefix="call")
-    operations = AgentOperations(Sessions(pool, kernels), search, epoch, settings.weigh_heads)
+    block_kernels = get_block_kernels(settings.kernels)
+    sessions = Sessions(pool, kernels, block_kernels)
+    operations = AgentOperations(sessions, search, epoch, settings.weigh_heads)
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -101,7 +103,7 @@ async def _serve(pool: HostPool, settings: AgentSettings, pulse: int) -> None:
         if swept:
             log.warning("swept the socket of a worker that died", path=str(path))
         # Nobody reaches a worker that would have to compile first.
-        warming = loop.run_in_executor(executor, warm_up, kernels)
+        warming = loop.run_in_executor(executor, warm_up, kernels, block_kernels)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait((warming, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():

@@ -29,7 +29,7 @@ def load_model(folder: Path | None = None) -> tuple[PreTrainedModel, Any]:
     neither is there.
     """
     logging.disable_progress_bar()
-    folder = folder or _converted()
+    folder = folder or small_model_folder()
     if not (folder / "config.json").exists():
         raise InvalidArgument(f"{folder} is not a Transformers model folder: no config.json")
     model = AutoModelForCausalLM.from_pretrained(
@@ -38,7 +38,8 @@ def load_model(folder: Path | None = None) -> tuple[PreTrainedModel, Any]:
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def _converted() -> Path:
+def small_model_folder() -> Path:
+    """SmolLM2-135M as a Transformers folder, converted at the first call."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "memshare" / _NAME
     if not (folder / "config.json").exists():

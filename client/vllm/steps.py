@@ -17,7 +17,7 @@ from memshare.client.block_tables import MAX_CANDIDATES, NO_CANDIDATE
 
 # Token ids are folded into this many counts: collisions only add false candidates.
 _VECTOR_SIZE: Final = 256
-_ENDS: Final = ("\n", ".", "!", "?", "。", "!", "?")
+_ENDS: Final = ("\n", ".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
 
 def boundary_tokens(texts: Sequence[str]) -> npt.NDArray[np.bool_]:

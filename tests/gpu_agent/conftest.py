@@ -25,7 +25,7 @@ from memshare.gpu_agent.operations import AgentOperations
 from memshare.gpu_agent.pool import HostPool
 from memshare.gpu_agent.search import SEARCHES
 from memshare.gpu_agent.sessions import Sessions
-from memshare.kernels import get_kernels
+from memshare.kernels import get_block_kernels, get_kernels
 from memshare.v1 import agent_pb2, agent_pb2_grpc, common_pb2, handoff_pb2
 from memshare.wire import packing
 from memshare.wire.handoff import PoolConnection, connect_pool
@@ -158,7 +158,7 @@ class Calls:
         self.layout = RowLayout(layers, 2, 2, 2, common_pb2.ROW_DTYPE_FP32, inv_freq=(0.5,))
         self.pool = HostPool.create(num_rows * self.layout.row_bytes)
         kernels = get_kernels("numpy")
-        self.sessions = Sessions(self.pool, kernels)
+        self.sessions = Sessions(self.pool, kernels, get_block_kernels("numpy"))
         self.operations = AgentOperations(self.sessions, SEARCHES[search](kernels), EPOCH)
         bits = self.pool.rows(self.layout.row_bytes, 4)
         self.rows: npt.NDArray[np.float32] = bits.view(np.float32)

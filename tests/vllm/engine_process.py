@@ -1,0 +1,220 @@
+"""A real vLLM engine in a process of its own, driven by JSON lines.
+
+`Engine` is the test's side, `python engine_process.py` the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MODEL = Path.home() / ".cache/memshare/smollm2-135m"
+BLOCK_TOKENS = 32
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class Engine:
+    """Starts with `arguments` for `vllm.LLM`; a failed start raises `RuntimeError` with its end."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        self.ask("start", **arguments)
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """The answer to a command."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps([command, arguments]), file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                return json.loads(line.removeprefix("answer "))
+        self.process.wait()
+        self._errors.seek(0)
+        raise RuntimeError(self._errors.read()[-4000:])
+
+    def close(self) -> None:
+        """End the process and what it started."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Served:
+    """The engine's side: each method is a command."""
+
+    llm: Any
+
+    def start(self, **arguments: Any) -> None:
+        from vllm import LLM
+
+        defaults = dict(
+            model=str(MODEL),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=512,
+            max_num_seqs=16,
+            block_size=BLOCK_TOKENS,
+        )
+        self.llm = LLM(**{**defaults, **arguments})
+
+    @property
+    def _scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def generate(
+        self, prompts: list[list[int]], tokens: int, salt: str | None = None, n: int = 1
+    ) -> list[list[list[int]]]:
+        """Greedy tokens of each prompt and sample."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, n=n)
+        inputs = [
+            {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
+            for prompt in prompts
+        ]
+        answers = self.llm.generate(inputs, parameters, use_tqdm=False)
+        return [[list(one.token_ids) for one in answer.outputs] for answer in answers]
+
+    def cached(self, prompt: list[int]) -> dict[str, Any]:
+        """Tokens that the prefix cache gives a prompt, and the token it is answered with."""
+        from vllm import SamplingParams
+
+        answer = self.llm.generate(
+            [{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=1, logprobs=0),
+            use_tqdm=False,
+        )[0]
+        logprobs = answer.outputs[0].logprobs[0]
+        return {
+            "cached": answer.num_cached_tokens,
+            "logprob": next(iter(logprobs.values())).logprob,
+        }
+
+    def churn(self, seed: int, count: int, tokens: int) -> dict[str, Any]:
+        """Run `count` requests with aborts and n > 1; check vLLM's own pool after every step."""
+        from vllm import SamplingParams
+
+        chance, engine = random.Random(seed), self.llm.llm_engine
+        waiting = list(range(count))
+        open_requests: set[str] = set()
+        problems: list[str] = []
+        preemptions = steps = aborted = 0
+        counts: Counter[str] = Counter()
+        while waiting or engine.has_unfinished_requests():
+            while waiting and len(open_requests) < 12:
+                number = waiting.pop()
+                length = chance.randrange(20, 150)
+                parameters = SamplingParams(
+                    temperature=0, ignore_eos=True, n=chance.choice((1, 1, 1, 2)),
+                    max_tokens=chance.randrange(1, tokens),
+                )
+                prompt = [100 + (number % 7 * 37 + j * 11) % 4000 for j in range(length)]
+                engine.add_request(str(number), {"prompt_token_ids": prompt}, parameters)
+                open_requests.add(str(number))
+            for output in engine.step():
+                if output.finished:
+                    open_requests.discard(output.request_id)
+            steps += 1
+            if open_requests and chance.random() < 0.05:
+                name = chance.choice(sorted(open_requests))
+                engine.abort_request([name])
+                open_requests.discard(name)
+                aborted += 1
+            problems += self._check_pool()
+            counts.update(r.request_id for r in self._scheduler.running if r.num_preemptions)
+        engine.step()
+        preemptions = len(counts)
+        return {
+            "problems": problems[:5], "steps": steps, "aborted": aborted,
+            "preempted": preemptions, **self.blocks(),
+        }
+
+    def _check_pool(self) -> list[str]:
+        """Every reference is a table entry, a held block or a pin; all else is free."""
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        pool = manager.block_pool
+        named = Counter(
+            block.block_id
+            for single in manager.coordinator.single_type_managers
+            for blocks in single.req_to_blocks.values()
+            for block in blocks
+            if not block.is_null
+        )
+        blocks = getattr(scheduler.connector, "_blocks", None)
+        held = blocks._held if blocks is not None else set()
+        free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
+        problems = []
+        for block in pool.blocks[1:]:
+            expected = named[block.block_id] + (block.block_id in held)
+            if block.ref_cnt != expected:
+                problems.append(f"block {block.block_id}: {block.ref_cnt} instead of {expected}")
+            if (block.block_id in free) != (block.ref_cnt == 0):
+                problems.append(f"block {block.block_id}: {block.ref_cnt} references and free")
+        return problems
+
+    def blocks(self) -> dict[str, int]:
+        """How many blocks vLLM has free, and how many this engine may use."""
+        connector = self._scheduler.connector
+        pool = self._scheduler.kv_cache_manager.block_pool
+        usable = connector._blocks.num_usable if connector else pool.num_gpu_blocks - 1
+        return {"free": pool.get_num_free_blocks(), "usable": usable}
+
+    def shared(self) -> dict[str, Any]:
+        """What the plugin counted since the last call."""
+        metrics = vars(self._scheduler.connector._sharing.collect())
+        session = self._scheduler.connector._sharing._session
+        return {**metrics, "state": session.state, "statistics": vars(session.statistics)}
+
+    def settle(self) -> bool:
+        """Wait until the sidecar has decided on all that was sealed."""
+        return bool(self._scheduler.connector._sharing._session.synchronise())
+
+    def reset(self) -> bool:
+        """Reset vLLM's prefix cache."""
+        return bool(self.llm.reset_prefix_cache())
+
+
+def main() -> None:
+    """Answer commands until stdin ends."""
+    served = _Served()
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        print("\nanswer " + json.dumps(getattr(served, command)(**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
