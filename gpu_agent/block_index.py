@@ -57,6 +57,9 @@ class BlockIndex:
         self.num_tokens = min(self.num_tokens, keep)
         self._num_sketched = min(self._num_sketched, keep)
         self._num_signed = min(self._num_signed, keep)
+        if keep < self._num_centred:
+            # The mean was that of blocks which are gone.
+            self._num_centred = self._num_signed = 0
 
     def signatures(self, group: int) -> UInt64:
         """uint64 [num_tokens, 2]."""

@@ -36,7 +36,7 @@ class SessionBlocks:
     def weights(self, group: int, blocks: Int32) -> Float32:
         """float32 [layers, 2]: one over the root mean square of K and of V over finite blocks."""
         squares = self._kernels.squares(self._pool, self.pages[group], blocks)
-        finite = np.isfinite(squares).all(axis=(1, 2))
+        finite = np.asarray(np.isfinite(squares).all(axis=(1, 2)), np.bool_)
         mean = squares[finite].mean(axis=0) if finite.any() else np.ones(squares.shape[1:])
         weights: Float32 = (1.0 / np.sqrt(np.maximum(mean, _SMALLEST))).astype(np.float32)
         return weights
@@ -66,7 +66,7 @@ class SessionBlocks:
     def unusable(self, group: int, blocks: Int32) -> tuple[Bools, Bools]:
         """(holds NaN or Inf, is all zero in K or V of a layer) for each block."""
         squares = self._kernels.squares(self._pool, self.pages[group], blocks)
-        nonfinite: Bools = ~np.isfinite(squares).all(axis=(1, 2))
+        nonfinite = np.asarray(~np.isfinite(squares).all(axis=(1, 2)), np.bool_)
         zero = np.asarray((squares == 0).any(axis=(1, 2)), np.bool_)
         return nonfinite, ~nonfinite & zero
 

@@ -257,8 +257,9 @@ class AgentOperations:
     ) -> SessionBlocks | None:
         if not request.HasField("block_layout"):
             return None
-        self._sessions.divided(request.row_bytes)
-        return self._sessions.blocks(BlockLayout.from_proto(request.block_layout))
+        return self._sessions.blocks(
+            BlockLayout.from_proto(request.block_layout), request.row_bytes
+        )
 
     @contextmanager
     def _locked(self, session_id: int) -> Iterator[Session]:

@@ -156,14 +156,22 @@ class Sessions:
 
     def _reader(self, layout: RowLayout | BlockLayout, row_bytes: int) -> Reader:
         if isinstance(layout, BlockLayout):
-            return self.blocks(layout)
+            bits = self.pool.rows(layout.itemsize, layout.itemsize).reshape(-1)
+            return SessionBlocks(self._block_kernels, bits, layout)
         return SessionRows(self.kernels, self.pool.rows(row_bytes, layout.itemsize), layout)
 
-    def blocks(self, layout: BlockLayout) -> SessionBlocks:
-        """A reader of blocks. Raises `InvalidArgument` if the pool has no room for them."""
-        self._check_blocks(layout, layout.block_bytes)
-        bits = self.pool.rows(layout.itemsize, layout.itemsize).reshape(-1)
-        return SessionBlocks(self._block_kernels, bits, layout)
+    def blocks(self, layout: BlockLayout, row_bytes: int) -> SessionBlocks:
+        """A reader of blocks, for copies.
+
+        Raises `InvalidArgument` if the pool has no room for them or their size is another,
+        `LayoutMismatch` on another division.
+        """
+        self._check_blocks(layout, row_bytes)
+        with self._lock:
+            self._check_division(layout)
+        reader = self._reader(layout, row_bytes)
+        assert isinstance(reader, SessionBlocks)
+        return reader
 
     def _check_blocks(self, layout: BlockLayout, row_bytes: int) -> None:
         if row_bytes != layout.block_bytes:
@@ -243,6 +251,12 @@ class Sessions:
             if self._sessions and row_bytes != self._row_bytes:
                 raise LayoutMismatch(
                     f"the pool is divided into rows of {self._row_bytes} bytes, not {row_bytes}",
+                    row_bytes=self._row_bytes,
+                )
+            if any(isinstance(one.layout, BlockLayout) for one in self._sessions.values()):
+                raise LayoutMismatch(
+                    "the pool is divided into blocks, which are not contiguous: give their "
+                    "block_layout",
                     row_bytes=self._row_bytes,
                 )
         return self.pool.rows(row_bytes, 2)

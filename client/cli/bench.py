@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from memshare.client.cli import output
+from memshare.client.cli.bench_vllm import vllm
 from memshare.client.cli.options import JsonOption
 from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import running_sidecar
@@ -97,6 +98,9 @@ def chaos(
         output.say(error)
     _show(document, json)
     return 1 if errors or result.leaked_rows else 0
+
+
+bench.command()(vllm)
 
 
 def _show(document: dict[str, float], json: bool) -> None:

@@ -3,28 +3,72 @@
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from memshare.client.cli import output
+from memshare.client.cli.options import JsonOption
 from memshare.client.cli.progress import progress_bar
 from memshare.client.cli.sidecar import Sidecar, running_sidecar
 from memshare.client.cli.units import format_bytes
 from memshare.manager.policy import preset
 
 
+class Engine(StrEnum):
+    """Engines that the demo knows."""
+
+    TRANSFORMERS = "transformers"
+    VLLM = "vllm"
+
+
 def demo(
-    tokens: Annotated[int, typer.Option(min=64, help="New tokens of each chain.")] = 1024,
-    policy: Annotated[str, typer.Option(help="The row policy that is shown.")] = "balanced",
-    picture: Annotated[Path, typer.Option(help="Where the PNG goes.")] = Path("memshare-demo.png"),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Who generates; vllm needs `make setup-vllm`.")
+    ] = Engine.TRANSFORMERS,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            help="New tokens of each chain. Default: 1024, with vllm 640.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy that is shown. Default: balanced, with vllm block.",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the PNG goes. Default: memshare-demo.png, with vllm memshare-demo-vllm.png",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
 ) -> int:
     """Generate long answers through the sidecar, unshared and shared, and compare.
 
-    Starts a sidecar of its own as separate processes and stops it in the end.
+    Starts a sidecar of its own as separate processes and stops it in the end. With vllm: a
+    stock server and one with memshare, whose KV caches are too small for the same load.
     """
+    if engine is Engine.VLLM:
+        from memshare.client.cli.demo_vllm import show_servers
+
+        return show_servers(tokens, policy or "block", picture or _picture("-vllm"), json)
+    return _show_chains(tokens or 1024, policy or "balanced", picture or _picture(""), json)
+
+
+def _picture(engine: str) -> Path:
+    return Path(f"memshare-demo{engine}.png")
+
+
+def _show_chains(tokens: int, policy: str, picture: Path, json: bool) -> int:
     from memshare.client.evaluation.forced import compare, run_forced
     from memshare.client.evaluation.generation import generate
     from memshare.client.evaluation.model import load_model

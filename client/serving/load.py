@@ -190,7 +190,7 @@ class _Run:
                 done = sum(completion.seconds > 0 for completion in completions)
                 raise LoadFailed(
                     f"{done} of {len(completions)} requests were answered within "
-                    f"{load.timeout:.0f} s: ask for less, or allow more time"
+                    f"{load.timeout:g} s: ask for less, or allow more time"
                 ) from None
             except ExceptionGroup as group:
                 raise _as_load_failed(group.exceptions[0]) from group

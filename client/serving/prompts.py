@@ -9,17 +9,16 @@ from typing import Final
 
 from memshare.wire.errors import InvalidArgument
 
-# Without sampling a small model answers these with chains that come back to what they said.
+# Without sampling a small model answers these with verses that come back to what they said.
 _TASKS: Final = (
-    "Count the {} on the table one by one. After each one say how many there are so far.",
-    "Explain in detail, step by step, how {} are made. Check every step again before you go on.",
     "Write a long poem about {}. Every verse has four lines and ends with the same line.",
-    "There are three boxes with {} in them. Try every way to give them to four children, and "
-    "check for each way whether it is fair.",
+    "Write a long ballad about {}. Every verse has four lines and ends with the same line.",
+    "Write an endless poem about {} in which every line begins with the same words.",
+    "Write a long prayer about {}. Every verse has four lines and ends with the same words.",
 )
 _THINGS: Final = (
-    "apples", "bricks", "candles", "drums", "eggs", "flutes",
-    "gates", "hats", "jars", "kites", "lamps", "maps",
+    "apples", "bricks", "candles", "drums", "rivers", "stones",
+    "the moon", "the sea", "bread", "the wind", "old trees", "my village",
 )  # fmt: skip
 LOOPING_PROMPTS: Final = tuple(
     task.format(thing) for thing, task in itertools.product(_THINGS, _TASKS)

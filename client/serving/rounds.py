@@ -16,6 +16,8 @@ from memshare.client.serving.server import MODEL_NAME, VllmServer
 
 # Time of one scheduling step that memshare's plugin takes, a histogram.
 STEP_METRIC: Final = "memshare_step_seconds"
+# Names of what only grows; all else is a state.
+_COUNTED: Final = ("_total", "_sum", "_count")
 _WARM_UP_REQUESTS: Final = 4
 _WARM_UP_TOKENS: Final = 16
 
@@ -110,10 +112,24 @@ def describe(result: LoadResult) -> dict[str, Any]:
         "mean_repeated_share": _mean(repeated),
         "step_p50_us": _microseconds(result, 0.5),
         "step_p99_us": _microseconds(result, 0.99),
-        "metrics": {
-            name: value - result.before.total(name)
-            for name, value in sorted(result.after.named("memshare").items())
+        **{
+            name: value - (result.before.total(name) if name.endswith(_COUNTED) else 0)
+            for name, value in sorted(result.after.named("memshare_").items())
         },
+        **_describe_probed([sample.probed for sample in during if sample.probed]),
+    }
+
+
+def _describe_probed(probed: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What grows by its growth, all else by its mean."""
+    if not probed:
+        return {}
+    series = {name: [each[name] for each in probed] for name in probed[0]}
+    return {
+        name if name.endswith("_seconds") else f"mean_{name}": (
+            values[-1] - values[0] if name.endswith("_seconds") else _mean(values)
+        )
+        for name, values in series.items()
     }
 
 

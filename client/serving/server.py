@@ -12,9 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from memshare.client.process import Process
 from memshare.wire.errors import InvalidArgument, MemshareError
@@ -70,13 +70,21 @@ class ServerSettings:
         """Bytes of the KV cache."""
         return self.blocks * block_bytes(self.model, self.block_tokens)
 
-    def arguments(self, port: int) -> list[str]:
-        """The server's command line after its command."""
-        if self.context > self.blocks * self.block_tokens:
+    def require_room(self) -> None:
+        """Raise `InvalidArgument` if the cache holds not even one request."""
+        # vLLM keeps one block for itself.
+        if self.context > (self.blocks - 1) * self.block_tokens:
             raise InvalidArgument(
                 f"{self.blocks} blocks of {self.block_tokens} tokens hold no request of "
                 f"{self.context} tokens: take more blocks or shorter answers"
             )
+
+    def with_flags(self, flags: tuple[str, ...]) -> Self:
+        """The same with memshare's plugin, set up by `flags`."""
+        return replace(self, flags=flags, plugin=True)
+
+    def arguments(self, port: int) -> list[str]:
+        """The server's command line after its command."""
         return [
             *("--model", str(self.model), "--served-model-name", MODEL_NAME),
             *("--host", HOST, "--port", str(port), "--uvicorn-log-level", "warning"),

@@ -33,7 +33,8 @@ class Engine:
     """Starts with `arguments` for `vllm.LLM`; a failed start raises `RuntimeError` with its end."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        self._errors = tempfile.TemporaryFile("w+")
+        # Closed with the process.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -46,7 +47,8 @@ class Engine:
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """The answer to a command."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with suppress(BrokenPipeError):
             print(json.dumps([command, arguments]), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
@@ -81,14 +83,14 @@ class _Served:
     def start(self, **arguments: Any) -> None:
         from vllm import LLM
 
-        defaults = dict(
-            model=str(MODEL),
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=512,
-            max_num_seqs=16,
-            block_size=BLOCK_TOKENS,
-        )
+        defaults = {
+            "model": str(MODEL),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 512,
+            "max_num_seqs": 16,
+            "block_size": BLOCK_TOKENS,
+        }
         self.llm = LLM(**{**defaults, **arguments})
 
     @property
@@ -114,7 +116,8 @@ class _Served:
         from vllm import SamplingParams
 
         answer = self.llm.generate(
-            [{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=1, logprobs=0),
+            [{"prompt_token_ids": prompt}],
+            SamplingParams(temperature=0, max_tokens=1, logprobs=0),
             use_tqdm=False,
         )[0]
         logprobs = answer.outputs[0].logprobs[0]
@@ -138,7 +141,9 @@ class _Served:
                 number = waiting.pop()
                 length = chance.randrange(20, 150)
                 parameters = SamplingParams(
-                    temperature=0, ignore_eos=True, n=chance.choice((1, 1, 1, 2)),
+                    temperature=0,
+                    ignore_eos=True,
+                    n=chance.choice((1, 1, 1, 2)),
                     max_tokens=chance.randrange(1, tokens),
                 )
                 prompt = [100 + (number % 7 * 37 + j * 11) % 4000 for j in range(length)]
@@ -158,8 +163,11 @@ class _Served:
         engine.step()
         preemptions = len(counts)
         return {
-            "problems": problems[:5], "steps": steps, "aborted": aborted,
-            "preempted": preemptions, **self.blocks(),
+            "problems": problems[:5],
+            "steps": steps,
+            "aborted": aborted,
+            "preempted": preemptions,
+            **self.blocks(),
         }
 
     def _check_pool(self) -> list[str]:

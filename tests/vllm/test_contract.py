@@ -45,7 +45,8 @@ def test_registering_twice_is_no_error():
 
 def test_block_pool():
     pool = BlockPool(num_gpu_blocks=4, enable_caching=True, hash_block_size=32)
-    assert pool.num_gpu_blocks == 4 and pool.null_block.block_id == 0
+    assert pool.num_gpu_blocks == 4
+    assert pool.null_block.block_id == 0
     taken = pool.get_new_blocks(pool.get_num_free_blocks())
     assert [block.ref_cnt for block in taken] == [1, 1, 1]
     pool.touch(taken[:1])

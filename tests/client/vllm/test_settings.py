@@ -45,5 +45,5 @@ def test_only_known_versions_of_vllm_are_served():
     require_supported("0.32.0+cpu")
     require_supported("0.31.1")
     for version in ("0.33.0", "0.3.2", "1.32.0"):
-        with pytest.raises(VersionMismatch, match="0.31 or 0.32"):
+        with pytest.raises(VersionMismatch, match=r"0\.31 or 0\.32"):
             require_supported(version)
