@@ -125,11 +125,9 @@ def finish(state: ManagerState, pin_id: int) -> None:
 
 
 def refuse(state: ManagerState, pin_id: int) -> None:
-    """Answer for a lender that cannot: it keeps nothing."""
-    if asked := state.asked.get(pin_id):
-        asked.answered = True
-        if asked.abandoned:
-            finish(state, pin_id)
+    """Answer for a lender that cannot: it keeps nothing, and nothing is kept for it."""
+    if asked := state.asked.pop(pin_id, None):
+        state.pool.unpin(asked.rows, ASKING)
 
 
 def forsake(state: ManagerState, session: Session) -> list[int]:

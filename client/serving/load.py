@@ -241,7 +241,9 @@ class _Run:
 async def _read_stream(response: Any, completion: Completion, started: float) -> None:
     async for line in response.aiter_lines():
         data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
+        if data == "[DONE]":
+            return
+        if not line.startswith("data:"):
             continue
         document = json.loads(data)
         if "error" in document:
@@ -249,6 +251,7 @@ async def _read_stream(response: Any, completion: Completion, started: float) ->
         completion.absorb(document)
         if completion.tokens and completion.first_token_seconds is None:
             completion.first_token_seconds = time.perf_counter() - started
+    raise LoadFailed("the server broke off: its answer has no end")
 
 
 def _refusal(status: int, body: bytes) -> str:
