@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from memshare.manager import lending
 from memshare.manager.absent import RETRY_AFTER
 from memshare.manager.division import Division, planes, read_layout
 from memshare.manager.engines import Engine, requested_policy, require_bounded
@@ -173,6 +174,8 @@ class Admission:
         if absent and known:
             absent.session = None  # from here on nothing is granted
             epoch = max(epoch, known.epoch)
+            if self._manager.state is not None:
+                lending.keep_borrowed(self._manager.state, known)
             await self._release(known)
         return resume.session_id, epoch + 1
 

@@ -108,4 +108,8 @@ class BlockPool(RowPool):
         """As of any pool; what others still name of an ended session is lent by nobody."""
         end = super().clear_slot(slot, start, limit)
         self.lent[start:end] &= self.holder[start:end] != NOBODY
+        # Whoever gets the slot next promised nothing.
+        self._returned = [
+            (holders[holders != slot], rows[holders != slot]) for holders, rows in self._returned
+        ]
         return end

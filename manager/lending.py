@@ -147,6 +147,19 @@ def claim(state: ManagerState, rows: Rows) -> None:
     state.unclaimed.append(rows)
 
 
+def keep_borrowed(state: ManagerState, session: Session) -> None:
+    """Keep what a session borrows until `settle`: it is about to be released and to come back."""
+    pool = state.pool
+    if not isinstance(pool, BlockPool):
+        return
+    named = [table.rows.ravel() for table in session.requests.values()]
+    rows = np.unique(np.concatenate(named)) if named else np.empty(0, np.int32)
+    rows = rows[(pool.holder[rows] != session.slot) & pool.lent[rows]]
+    if len(rows):
+        pool.pin(rows, ASKING)
+        state.unclaimed.append(rows)
+
+
 def settle(state: ManagerState) -> None:
     """All engines have come back or are gone: what nobody borrows is given back."""
     unclaimed, state.unclaimed = state.unclaimed, []

@@ -140,10 +140,12 @@ class _Served:
             while waiting and len(open_requests) < 12:
                 number = waiting.pop()
                 length = chance.randrange(20, 150)
+                samples = chance.choice((1, 1, 1, 2))
                 parameters = SamplingParams(
-                    temperature=0,
+                    temperature=0.8 if samples > 1 else 0.0,
+                    seed=number,
                     ignore_eos=True,
-                    n=chance.choice((1, 1, 1, 2)),
+                    n=samples,
                     max_tokens=chance.randrange(1, tokens),
                 )
                 prompt = [100 + (number % 7 * 37 + j * 11) % 4000 for j in range(length)]

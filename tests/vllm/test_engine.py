@@ -91,8 +91,8 @@ def test_block_mode_frees_blocks_and_keeps_what_it_changed_from_other_requests(p
         with AdminClient(pool.runtime) as admin:
             policy = admin.policy(session_id=admin.engines()[0].session_id).policy
             stage = policy.stages[0]
-            stage.key_threshold, stage.value_threshold, stage.min_age = 10.0, 10.0, 64
-            policy.fidelity_budget, policy.name = 10.0, "everything"
+            stage.key_threshold, stage.value_threshold, stage.min_age = 4.0, 4.0, 64
+            policy.fidelity_budget, policy.name = 4.0, "everything"
             admin.set_policy(policy, admin.engines()[0].session_id)
         engine.ask("generate", prompts=[loop], tokens=60)
         shared = engine.ask("shared")
