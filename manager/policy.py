@@ -262,7 +262,7 @@ PRESETS: Final[dict[str, Policy]] = {
         _row_policy("aggressive", _AGGRESSIVE, 0.06),
         # About strict while memory is plenty, about aggressive when it runs out.
         _row_policy("adaptive", _BALANCED, 0.06, Adaptive(True, 0.4, 1.8, 0.5, 0.9)),
-        Policy("block", Mode.BLOCK, (Stage(256, 0.30, 0.30),), 64, fidelity_budget=0.10),
+        Policy("block", Mode.BLOCK, (Stage(128, 0.70, 0.60),), 32, fidelity_budget=0.50),
     )
 }
 DEFAULT_POLICY: Final = "exact"
