@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memshare.manager.counters import ShareCounters
-from memshare.manager.decisions import Candidates, Decision
+from memshare.manager.decisions import Candidates, Decision, Ids
 from memshare.manager.policy import Mode, Policy
 from memshare.manager.rows import RowPool
+from memshare.manager.state import ManagerState
 from memshare.manager.tables import KEY, OWN, RequestTable
 from memshare.v1 import agent_pb2, manager_pb2
 from memshare.wire.packing import (
@@ -17,6 +18,7 @@ from memshare.wire.packing import (
     INT32,
     UINT8,
     UINT16,
+    UINT32,
     UINT64,
     pack,
     pack_mask,
@@ -126,14 +128,17 @@ def observe(
     counters.shareable_values += len(found) - keys
 
 
-def to_message(decision: Decision, *, rotated: bool) -> manager_pb2.ShareDecision:
-    """What the engine is asked to apply; keys of approximate matches are to be `rotated`."""
+def to_message(decision: Decision, state: ManagerState) -> manager_pb2.ShareDecision:
+    """What the engine is asked to apply. Exact matches need no rotation, and blocks cannot have
+    any: instead the engine hears what it can check their donors by.
+    """
     items = decision.items
     deltas = np.zeros(len(items), np.int32)
-    if decision.approximate and rotated:
+    blocks = state.pool.kinds == 1
+    if decision.approximate and not blocks:
         keys = items.kinds == KEY
         deltas[keys] = items.targets[keys] - items.donors[keys]
-    return manager_pb2.ShareDecision(
+    message = manager_pb2.ShareDecision(
         decision_id=decision.decision_id,
         request_id=decision.request_id,
         generation=decision.generation,
@@ -145,3 +150,24 @@ def to_message(decision: Decision, *, rotated: bool) -> manager_pb2.ShareDecisio
         deltas=pack(deltas, INT32),
         distances=pack(items.distances, FLOAT32),
     )
+    if blocks:
+        requests, generations = _owners_of_donors(decision, state)
+        message.donors = pack(items.donors, INT32)
+        message.donor_requests = pack(requests, UINT64)
+        message.donor_generations = pack(generations, UINT32)
+    return message
+
+
+def _owners_of_donors(decision: Decision, state: ManagerState) -> tuple[Ids, Ids]:
+    """(request, generation) of each item's donor; request 0 for those of other sessions."""
+    items = decision.items
+    requests = np.full(len(items), decision.request_id, np.uint64)
+    if items.donor_sessions is not None and items.donor_requests is not None:
+        own = items.donor_sessions == decision.session_id
+        requests = np.where(own, items.donor_requests, 0).astype(np.uint64)
+    tables = state.session(decision.session_id).requests
+    generations = np.zeros(len(items), np.uint32)
+    for request in np.unique(requests).tolist():
+        if table := tables.get(request):
+            generations[requests == request] = table.generation
+    return requests, generations

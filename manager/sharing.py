@@ -209,8 +209,7 @@ class Sharer:
             return
         decision = await self._propose(table, policy, found, as_of, exact=window.exact)
         if decision is not None:
-            rotated = not isinstance(self._layout, BlockLayout)
-            message = search.to_message(decision, rotated=rotated)
+            message = search.to_message(decision, self._state)
             await self._send(manager_pb2.AttachResponse(share_decision=message))
 
     def _goes_on(self, table: RequestTable, generation: int, policy: Policy) -> bool:
