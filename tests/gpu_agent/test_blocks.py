@@ -603,7 +603,11 @@ REFUSED: dict[str, tuple[type[MemshareError], Callable[[Blocks], object]]] = {
     "find: beyond the end": (InvalidArgument, lambda c: c.find(2, 5)),
     "zero: outside": (InvalidArgument, lambda c: zero(c, 1, BLOCKS)),
     "zero: twice": (InvalidArgument, lambda c: zero(c, 1, 1)),
-    "zero: another division": (LayoutMismatch, lambda c: zero(c, 1, row_bytes=32)),
+    "zero: blocks of another size": (InvalidArgument, lambda c: zero(c, 1, row_bytes=32)),
+    "zero: another division": (
+        LayoutMismatch,
+        lambda c: zero(c, 1, block_layout=layout_of("token by token").to_proto()),
+    ),
     "copy: outside": (InvalidArgument, lambda c: copy(c, [1], [BLOCKS])),
     "copy: twice to one": (InvalidArgument, lambda c: copy(c, [1, 2], [3, 3])),
     "copy: read and written": (InvalidArgument, lambda c: copy(c, [1, 2], [2, 3])),

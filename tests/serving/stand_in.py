@@ -94,6 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             time.sleep(server.delay)
             self._answer(body, body["messages"][0]["content"])
+        except (BrokenPipeError, ConnectionResetError):
+            # The client gave up waiting, as some tests want it to.
+            self.close_connection = True
         finally:
             with server.lock:
                 server.running -= 1
