@@ -64,4 +64,5 @@ def _whole_table(table: BlockTable) -> manager_pb2.SnapshotTable:
         shared=packing.pack(table.shared[:, :sealed], packing.UINT8),
         accumulated_error=float(table.errors[:sealed].sum()),
         candidates=packing.pack(table.candidates[:sealed], packing.INT32),
+        private=table.private,
     )

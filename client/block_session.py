@@ -119,10 +119,13 @@ class BlockSession:
             self._held[rows] = True
         return rows
 
-    def open_request(self) -> BlockTable:
-        """Start a request. The manager hears of it when its first block is sealed."""
+    def open_request(self, *, private: bool = False) -> BlockTable:
+        """Start a request. The manager hears of it when its first block is sealed.
+
+        A `private` one shares within itself alone, whatever the session's tenant.
+        """
         with self._uplink.lock:
-            table = BlockTable(self._next_request, self.layout.num_groups)
+            table = BlockTable(self._next_request, self.layout.num_groups, private)
             self._next_request += 1
             self._tables[table.request_id] = table
         return table
@@ -150,7 +153,9 @@ class BlockSession:
                 table.opened = True
                 self._send(
                     open_request=manager_pb2.OpenRequest(
-                        request_id=table.request_id, generation=table.generation
+                        request_id=table.request_id,
+                        generation=table.generation,
+                        private=table.private,
                     )
                 )
             self._send(seal_tokens=seal_message(table, start))

@@ -31,10 +31,12 @@ class BlockTable:
         candidates: int32 `[capacity, MAX_CANDIDATES]`, what the engine takes for similar.
         sealed: blocks the manager was told of.
         opened: whether the manager knows this request.
+        private: whether it shares within itself alone.
     """
 
-    def __init__(self, request_id: int, num_groups: int) -> None:
+    def __init__(self, request_id: int, num_groups: int, private: bool = False) -> None:
         self.request_id = request_id
+        self.private = private
         self.generation = 1
         self.num_groups = num_groups
         self.blocks: Int32 = np.empty((num_groups, 0), np.int32)

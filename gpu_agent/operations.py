@@ -128,7 +128,9 @@ class AgentOperations:
                 )
             target = session.requests.get(request.request_id)
             if target is None:
-                target = session.add(request.request_id, request.generation, first_token)
+                target = session.add(
+                    request.request_id, request.generation, first_token, request.private
+                )
             if isinstance(target.index, BlockIndex):
                 target.index.append(rows, candidates)
             else:

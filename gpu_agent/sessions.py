@@ -50,10 +50,13 @@ class Session:
     requests: dict[int, Request] = field(default_factory=dict)
     closed: bool = False
 
-    def add(self, request_id: int, generation: int, first_token: int) -> Request:
-        """Add a request without tokens."""
-        # Without a tenant nothing outside the request may match.
-        table = self.table if self.table is not None else ExactTable(self.reader.num_rows)
+    def add(
+        self, request_id: int, generation: int, first_token: int, private: bool = False
+    ) -> Request:
+        """Add a request without tokens; a `private` one matches nothing outside itself."""
+        # Without a tenant all are private.
+        table = None if private else self.table
+        table = ExactTable(self.reader.num_rows) if table is None else table
         index = (
             BlockIndex(self.reader, generation)
             if isinstance(self.reader, SessionBlocks)

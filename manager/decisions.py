@@ -84,8 +84,8 @@ def propose(
 
     A target must own its row, alone, and be nobody's donor. A donor must own its row (no chains)
     and be sealed, of the same layer, kind, tenant and layout. It must be of the same request
-    unless the match is exact and the session has a tenant, and older unless the match is exact.
-    A donor of another request must have been there since the clock said `as_of`; in a pool of
+    unless the match is exact, the session has a tenant and neither request is private, and
+    older unless the match is exact. A donor of another request must have been there since the clock said `as_of`; in a pool of
     blocks one of another session must be lent. Returns None if no item is left. Raises
     `UnknownRequest` or `StaleGeneration`, and `InvalidArgument` for columns of different lengths.
     """
@@ -186,6 +186,8 @@ def _valid_donors(
             lender = state.sessions.get(donor_session)
             donor_table = lender.requests.get(donor_request) if lender else None
             if lender is None or donor_table is None or not _may_lend(lender, session):
+                continue
+            if donor_table is not table and (donor_table.private or table.private):
                 continue
             if as_of is not None and donor_table.changed > as_of:
                 # The entry may name the same row again, for other data.

@@ -145,7 +145,11 @@ class MessageHandler:
     async def _open(self, request: manager_pb2.AttachRequest) -> Answer:
         message = request.open_request
         self._state.open_request(
-            self._id, message.request_id, message.generation, message.first_token
+            self._id,
+            message.request_id,
+            message.generation,
+            message.first_token,
+            message.private,
         )
         return None
 

@@ -43,6 +43,7 @@ class SnapshotTable:
     accumulated_error: float = 0.0
     start: int = 0
     candidates: Rows | None = None
+    private: bool = False
 
     @property
     def size(self) -> int:
@@ -196,7 +197,12 @@ def _built(
         if table is None:
             require_room(requests)
             table = requests[part.request_id] = RequestTable(
-                part.request_id, part.generation, part.first_token, session.num_layers, pool.kinds
+                part.request_id,
+                part.generation,
+                part.first_token,
+                session.num_layers,
+                pool.kinds,
+                private=part.private,
             )
         elif not part.key_rows.size:
             raise InvalidArgument(

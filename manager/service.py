@@ -225,6 +225,7 @@ def _table(table: manager_pb2.SnapshotTable, engine: Engine) -> SnapshotTable:
         table.accumulated_error,
         table.start,
         unpack(table.candidates, INT32, "table.candidates"),
+        table.private,
     )
 
 

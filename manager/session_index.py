@@ -136,6 +136,7 @@ class SessionIndex:
                 value_rows=pack(rows[1], INT32) if table.kinds == 2 else b"",
                 first_token=table.first_token,
                 candidates=pack(table.candidates_of(start, start + tokens), INT32),
+                private=table.private,
             )
             table.indexed = start + tokens
             self._known.add(table.request_id)

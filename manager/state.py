@@ -53,7 +53,12 @@ class ManagerState(SessionState):
     # Requests
 
     def open_request(
-        self, session_id: int, request_id: int, generation: int, first_token: int = 0
+        self,
+        session_id: int,
+        request_id: int,
+        generation: int,
+        first_token: int = 0,
+        private: bool = False,
     ) -> RequestTable:
         """Begin a request. Raises `InvalidArgument` if it is open already, or too many are."""
         session = self.session(session_id)
@@ -65,7 +70,13 @@ class ManagerState(SessionState):
             )
         require_room(session.requests)
         table = RequestTable(
-            request_id, generation, first_token, session.num_layers, self.pool.kinds, self.clock + 1
+            request_id,
+            generation,
+            first_token,
+            session.num_layers,
+            self.pool.kinds,
+            self.clock + 1,
+            private,
         )
         self.clock += 1
         session.requests[request_id] = table

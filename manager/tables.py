@@ -30,6 +30,7 @@ class RequestTable:
 
     All arrays are [kinds, num_layers, capacity] (kind, layer, token); entries from `sealed` on
     mean nothing. Where a row is a block, `kinds` is 1, layers are groups and tokens are blocks.
+    A `private` request shares within itself alone.
     `errors` holds the relative squared distance of shared entries. `taint` is the first
     position that is shared approximately, -1 if none is. `indexed` tokens are in the agent's
     index, `examined[s]` tokens have been examined by stage s of the policy. `changed` is the
@@ -46,6 +47,7 @@ class RequestTable:
         num_layers: int,
         kinds: int = 2,
         changed: int = 0,
+        private: bool = False,
     ) -> None:
         if not 0 <= first_token <= MAX_TOKENS:
             raise InvalidArgument(
@@ -57,6 +59,7 @@ class RequestTable:
         self.num_layers = num_layers
         self.kinds = kinds
         self.changed = changed
+        self.private = private
         self.sealed = 0
         self.indexed = 0
         self.examined: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,6 @@ from memshare.client.vllm.metrics import ShareMetrics
 from memshare.client.vllm.remaps import Remap
 from memshare.client.vllm.settings import Settings
 from memshare.client.vllm.steps import ReasoningSteps
-
-_log = logging.getLogger("vllm.memshare")
 
 
 @dataclass
@@ -175,9 +172,6 @@ class BlockSharing:
     def _seal(self, request: Any) -> None:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            # A salt keeps a request's cache from all others; the sidecar knows only tenants.
-            if request.cache_salt:
-                return
             tracked = self._track(request)
         elif not tracked.is_current:
             self._restart(tracked)
@@ -195,7 +189,8 @@ class BlockSharing:
             steps = ReasoningSteps(
                 self._boundaries, settings.min_step_tokens, settings.step_similarity
             )
-        table = self._session.open_request()
+        # A salt keeps a request's cache from all that have another.
+        table = self._session.open_request(private=bool(request.cache_salt))
         tracked = _Tracked(request, table, steps, request.num_preemptions)
         self._tracked[request.request_id] = tracked
         self._names[table.request_id] = request.request_id

@@ -466,6 +466,21 @@ def test_equal_blocks_of_another_request_and_session_are_found(blocks: Blocks) -
     assert blocks.find(0, 1, session=2, request=3, exact=True) == []
 
 
+def test_a_private_request_is_equal_to_itself_alone(blocks: Blocks) -> None:
+    blocks.open(2, tenant="a")
+    families(blocks, noise=1.0, size=BLOCKS)
+    for block in (7, 20, 40):
+        blocks.bits[blocks.places(block)] = blocks.bits[blocks.places(5)]
+    blocks.index([5, 6, 7], session=2, private=True)
+    (match,) = blocks.find(1, 3, session=2, exact=True)
+    assert (match["target"], match["row"], match["request"]) == (2, 5, 1)
+    # What it holds is no donor of another, and nothing of another is one of its.
+    blocks.index([20], session=2, request=2)
+    assert blocks.find(0, 1, session=2, request=2, exact=True) == []
+    blocks.index([40], session=2, request=3, private=True)
+    assert blocks.find(0, 1, session=2, request=3, exact=True) == []
+
+
 def test_groups_are_never_exact_donors_of_each_other() -> None:
     calls = Blocks(layout_of(groups=2))
     for block in range(4):

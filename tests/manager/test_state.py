@@ -37,10 +37,12 @@ def new_state(rows: int = 64, sessions: int = 1, tenant: str = "t") -> ManagerSt
     return state
 
 
-def fill(state: ManagerState, session: int, request: int, tokens: int) -> np.ndarray:
+def fill(
+    state: ManagerState, session: int, request: int, tokens: int, private: bool = False
+) -> np.ndarray:
     rows, _ = state.lease(session, 2 * LAYERS * tokens)
     state.confirm_zeroed(session, rows)
-    state.open_request(session, request, 0)
+    state.open_request(session, request, 0, private=private)
     half = len(rows) // 2
     state.seal(session, request, 0, 0, rows[:half], rows[half:])
     return rows.reshape(2, LAYERS, tokens)
@@ -392,6 +394,16 @@ class TestSharing:
         assert state.propose(1, 1, 0, wanted, approximate=False) is None
         wanted = items(lent, [(2, 1)], session=1, request=7)
         assert state.propose(1, 7, 0, wanted, approximate=False) is not None
+
+    @pytest.mark.parametrize("private", [(True, False), (False, True)])
+    def test_a_private_request_shares_within_itself_alone(self, private: tuple[bool, bool]) -> None:
+        state = new_state()
+        lent = fill(state, 1, 7, 4, private[0])
+        own = fill(state, 1, 1, 4, private[1])
+        wanted = items(lent, [(2, 2)], session=1, request=7)
+        assert state.propose(1, 1, 0, wanted, approximate=False) is None
+        wanted = items(own, [(2, 1)], session=1, request=1)
+        assert state.propose(1, 1, 0, wanted, approximate=False) is not None
 
     def test_approximate_sharing_stays_within_a_request(self) -> None:
         state = new_state()

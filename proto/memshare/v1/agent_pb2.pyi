@@ -67,7 +67,7 @@ class CloseIndexResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class IndexRowsRequest(_message.Message):
-    __slots__ = ("worker_epoch", "session_id", "request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "first_token", "candidates")
+    __slots__ = ("worker_epoch", "session_id", "request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "first_token", "candidates", "private")
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class IndexRowsRequest(_message.Message):
     VALUE_ROWS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     worker_epoch: int
     session_id: int
     request_id: int
@@ -88,7 +89,8 @@ class IndexRowsRequest(_message.Message):
     value_rows: bytes
     first_token: int
     candidates: bytes
-    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., first_token: _Optional[int] = ..., candidates: _Optional[bytes] = ...) -> None: ...
+    private: bool
+    def __init__(self, worker_epoch: _Optional[int] = ..., session_id: _Optional[int] = ..., request_id: _Optional[int] = ..., generation: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., first_token: _Optional[int] = ..., candidates: _Optional[bytes] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class IndexRowsResponse(_message.Message):
     __slots__ = ("num_tokens",)

@@ -145,14 +145,16 @@ class ReturnRows(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "generation", "first_token")
+    __slots__ = ("request_id", "generation", "first_token", "private")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     generation: int
     first_token: int
-    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
+    private: bool
+    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class SealTokens(_message.Message):
     __slots__ = ("request_id", "generation", "start", "num_tokens", "key_rows", "value_rows", "candidates")
@@ -325,7 +327,7 @@ class SnapshotLease(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., pinned_rows: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotTable(_message.Message):
-    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error", "start", "candidates")
+    __slots__ = ("request_id", "generation", "first_token", "num_tokens", "key_rows", "value_rows", "shared", "accumulated_error", "start", "candidates", "private")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +338,7 @@ class SnapshotTable(_message.Message):
     ACCUMULATED_ERROR_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     generation: int
     first_token: int
@@ -346,7 +349,8 @@ class SnapshotTable(_message.Message):
     accumulated_error: float
     start: int
     candidates: bytes
-    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ..., start: _Optional[int] = ..., candidates: _Optional[bytes] = ...) -> None: ...
+    private: bool
+    def __init__(self, request_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., key_rows: _Optional[bytes] = ..., value_rows: _Optional[bytes] = ..., shared: _Optional[bytes] = ..., accumulated_error: _Optional[float] = ..., start: _Optional[int] = ..., candidates: _Optional[bytes] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class SnapshotEnd(_message.Message):
     __slots__ = ("parts",)
