@@ -85,9 +85,10 @@ def propose(
     A target must own its row, alone, and be nobody's donor. A donor must own its row (no chains)
     and be sealed, of the same layer, kind, tenant and layout. It must be of the same request
     unless the match is exact, the session has a tenant and neither request is private, and
-    older unless the match is exact. A donor of another request must have been there since the clock said `as_of`; in a pool of
-    blocks one of another session must be lent. Returns None if no item is left. Raises
-    `UnknownRequest` or `StaleGeneration`, and `InvalidArgument` for columns of different lengths.
+    older unless the match is exact. A donor of another request must have been there since the
+    clock said `as_of`; in a pool of blocks one of another session must be lent. Returns None if
+    no item is left. Raises `UnknownRequest` or `StaleGeneration`, and `InvalidArgument` for
+    columns of different lengths.
     """
     session = state.session(session_id)
     table = state.request(session_id, request_id, generation)
