@@ -262,7 +262,9 @@ PRESETS: Final[dict[str, Policy]] = {
         _row_policy("aggressive", _AGGRESSIVE, 0.06),
         # About strict while memory is plenty, about aggressive when it runs out.
         _row_policy("adaptive", _BALANCED, 0.06, Adaptive(True, 0.4, 1.8, 0.5, 0.9)),
-        Policy("block", Mode.BLOCK, (Stage(128, 0.70, 0.60),), 32, fidelity_budget=0.50),
+        Policy("block", Mode.BLOCK, (Stage(64, 0.70, 1.0),), 32, fidelity_budget=0.50),
+        # For chains that loop; what does not repeat pays for it.
+        Policy("block-aggressive", Mode.BLOCK, (Stage(64, 0.80, 1.3),), 32, fidelity_budget=0.50),
     )
 }
 DEFAULT_POLICY: Final = "exact"

@@ -39,7 +39,7 @@ def demo(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="The policy that is shown. Default: balanced, with vllm block.",
+            help="The policy that is shown. Default: balanced, with vllm block-aggressive.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,8 @@ def demo(
     if engine is Engine.VLLM:
         from memshare.client.cli.demo_vllm import show_servers
 
-        return show_servers(tokens, policy or "block", picture or _picture("-vllm"), json)
+        chosen = policy or "block-aggressive"
+        return show_servers(tokens, chosen, picture or _picture("-vllm"), json)
     return _show_chains(tokens or 1024, policy or "balanced", picture or _picture(""), json)
 
 
