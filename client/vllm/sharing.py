@@ -71,6 +71,8 @@ class BlockSharing:
         if self._session.can_seal():
             for request in running:
                 self._seal(request)
+        else:
+            self.metrics.deferred_steps += 1
         self._session.end_step()
 
     def take_remaps(self) -> list[Remap]:

@@ -14,10 +14,13 @@ from memshare.client.cli.admin import AdminClient
 from memshare.client.cli.sidecar import Sidecar
 from memshare.client.evaluation.model import small_model_folder
 from memshare.client.vllm import engine_arguments
+from memshare.v1 import common_pb2
 from tests.vllm.engine_process import BLOCK_TOKENS, Engine
 
 PROMPTS = [[100 + (i * 37 + j * 11) % 4000 for j in range(70 + i)] for i in range(6)]
 TOKENS = 96
+# An engine takes half a minute to start, more on a busy machine.
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,9 +73,16 @@ def test_exact_gives_the_output_of_stock_vllm_and_shares_across_requests(pool, s
         assert integrity(pool).live == 0
 
 
-def test_two_hundred_requests_leave_nothing_behind(pool):
+def test_two_hundred_requests_say_what_stock_says_and_leave_nothing_behind(pool):
+    with Engine({"num_gpu_blocks_override": 35, "kv_cache_memory_bytes": 1 << 30}) as engine:
+        expected = engine.ask("churn", seed=1, count=200, tokens=60)["greedy"]
     with attach(pool, policy="exact", lease_blocks=34) as engine:
         result = engine.ask("churn", seed=1, count=200, tokens=60)
+        both = result["greedy"].keys() & expected.keys()
+        assert len(both) > 80
+        assert {name: result["greedy"][name] for name in both} == {
+            name: expected[name] for name in both
+        }
         assert result["problems"] == []
         assert result["preempted"] > 0
         assert result["aborted"] > 0
@@ -102,6 +112,49 @@ def test_block_mode_frees_blocks_and_keeps_what_it_changed_from_other_requests(p
         # Blocks that were filled before the first one was shared are exact, later ones are gone.
         assert later["logprob"] == pytest.approx(exact["logprob"], abs=1e-3)
     assert later["cached"] % BLOCK_TOKENS == 0
+
+
+def test_drafts_and_chunked_prompts_change_nothing(pool):
+    arguments = {
+        "speculative_config": {
+            "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
+        },
+        "max_num_batched_tokens": 48,
+        "enable_chunked_prefill": True,
+    }  # fmt: skip
+    # A chain that loops, so that drafts are accepted and blocks repeat.
+    prompts = [[50 + i, *([11, 12, 13, 14, 15, 16, 17, 18] * 20)] for i in range(3)]
+    cache = {"num_gpu_blocks_override": 160, "kv_cache_memory_bytes": 1 << 30}
+    with Engine({**cache, **arguments}) as engine:
+        expected = engine.ask("generate", prompts=prompts, tokens=TOKENS)
+    settings = engine_arguments(runtime_dir=str(pool.runtime.path), policy="exact")
+    with Engine({**settings, **arguments}) as engine:
+        assert engine.ask("generate", prompts=prompts, tokens=TOKENS) == expected
+        assert engine.ask("settle")
+        shared = engine.ask("shared")["statistics"]
+        assert shared["sealed_tokens"] > 0
+        assert shared["rejected"] == 0
+        blocks = engine.ask("blocks")
+        assert blocks["free"] == blocks["usable"]
+    assert integrity(pool).live == 0
+
+
+def test_a_salted_request_shares_within_itself_alone(pool):
+    loop = ([11, 12, 13, 14, 15, 16, 17, 18] * 60)[:400]
+    with attach(pool, policy="exact") as engine:
+        for salt in ("mine", "yours"):
+            engine.ask("generate", prompts=[loop], tokens=4, salt=salt)
+            assert engine.ask("settle")
+        # The same tokens at other places are not the same bits, and the other's are not asked.
+        assert engine.ask("shared")["statistics"]["applied"] == 0
+        with AdminClient(pool.runtime) as admin:
+            policy = admin.policy(session_id=admin.engines()[0].session_id).policy
+            policy.mode = common_pb2.SHARING_MODE_BLOCK
+            policy.stages.add(min_age=64, key_threshold=4.0, value_threshold=4.0)
+            policy.fidelity_budget, policy.name = 4.0, "everything"
+            admin.set_policy(policy, admin.engines()[0].session_id)
+        engine.ask("generate", prompts=[loop], tokens=60, salt="third")
+        assert engine.ask("shared")["statistics"]["applied"] > 0
 
 
 def test_serving_goes_on_without_the_manager_and_attaches_again(pool, stock):
