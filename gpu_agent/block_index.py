@@ -19,8 +19,9 @@ _Item = TypeVar("_Item", bound=np.generic)
 class BlockIndex:
     """Sealed blocks of one request, for all groups.
 
-    In place of tokens stand blocks. `rows` int32 [groups, 1, capacity], `usable` bool of that
-    shape, `candidates` int32 [capacity, k] the earlier blocks that the engine named, -1 for none.
+    In place of tokens stand blocks. `rows` int32 [groups, 1, capacity]. `usable` and `measurable`
+    bool of that shape: blocks that may match at all, and that may do so by their distance.
+    `candidates` int32 [capacity, k] the earlier blocks that the engine named, -1 for none.
     Sketches are made when blocks are first searched; being linear they are centred, and signed
     again, whenever twice as many are there. Not safe for several threads.
     """
@@ -33,6 +34,7 @@ class BlockIndex:
         groups = len(reader.kinds)
         self.rows: Int32 = np.zeros((groups, 1, 0), np.int32)
         self.usable: Bools = np.zeros((groups, 1, 0), np.bool_)
+        self.measurable: Bools = np.zeros((groups, 1, 0), np.bool_)
         self.candidates: Int32 = np.full((0, 0), -1, np.int32)
         self._sketches: Float32 = np.zeros((groups, 0, SKETCH), np.float32)
         self._signatures: UInt64 = np.zeros((groups, 0, 2), np.uint64)
@@ -48,6 +50,7 @@ class BlockIndex:
             self._grow(end, candidates.shape[1])
         self.rows[:, :, start:end] = rows
         self.usable[:, :, start:end] = True
+        self.measurable[:, :, start:end] = True
         self.candidates[start:end] = -1
         self.candidates[start:end, : candidates.shape[1]] = candidates
         self.num_tokens = end
@@ -98,6 +101,7 @@ class BlockIndex:
         width = max(width, self.candidates.shape[1])
         self.rows = _resized(self.rows, (*self.rows.shape[:2], capacity))
         self.usable = _resized(self.usable, (*self.usable.shape[:2], capacity))
+        self.measurable = _resized(self.measurable, (*self.measurable.shape[:2], capacity))
         candidates = np.full((capacity, width), -1, np.int32)
         old = self.candidates
         candidates[: old.shape[0], : old.shape[1]] = old
@@ -124,11 +128,12 @@ def find_similar_blocks(
     """For each target the nearest donor whose K and V are both within their thresholds.
 
     Verified are the candidates that the engine named and those of `search`. `thresholds`: float32
-    [2, groups]. Marks blocks without finite, nonzero content as not usable.
+    [2, groups]. Marks blocks that are not finite as not usable, others whose distances are
+    infinite as not measurable.
     """
     matches = Matches()
     for group in reader.kinds:
-        usable = request.usable[group, 0]
+        usable = request.usable[group, 0] & request.measurable[group, 0]
         wanted = query.target_mask[group, 0][query.start :] & usable[query.start : query.end]
         targets = (np.flatnonzero(wanted) + query.start).astype(np.int32)
         matches.examined += len(targets)
@@ -181,6 +186,7 @@ def _mark_unusable(
     if not odd.any():
         return
     suspects = np.unique(np.concatenate((targets[odd.any(axis=1)], donors[odd])))
-    nonfinite, zero = reader.unusable(group, request.rows[group, 0, suspects])
-    request.usable[group, 0, suspects[nonfinite | zero]] = False
+    nonfinite, immeasurable = reader.unusable(group, request.rows[group, 0, suspects])
+    request.usable[group, 0, suspects[nonfinite]] = False
+    request.measurable[group, 0, suspects[immeasurable]] = False
     matches.nonfinite += int(nonfinite.sum())

@@ -13,6 +13,8 @@ from memshare.wire.block_layout import BlockGroup, BlockLayout
 
 # The inverse of less would overflow.
 _SMALLEST: Final = 1e-30
+# Of the norms by which distances are measured.
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 class SessionBlocks:
@@ -52,7 +54,10 @@ class SessionBlocks:
         return self._kernels.sketch_signatures(sketches, mean, self._sketchers[group])
 
     def distances(self, group: int, targets: Int32, donors: Int32) -> Float32:
-        """float32 [m, k, 2], K and V apart; infinity for donor -1 and for blocks of nothing."""
+        """float32 [m, k, 2], K and V apart.
+
+        Infinity for donor -1, and for blocks whose K or V in some layer is zero or too large.
+        """
         return self._kernels.pair_distances(self._pool, self.pages[group], targets, donors)
 
     def hashes(self, group: int, blocks: Int32) -> UInt64:
@@ -64,11 +69,17 @@ class SessionBlocks:
         return self._kernels.equal(self._pool, self.pages[group], left, right)
 
     def unusable(self, group: int, blocks: Int32) -> tuple[Bools, Bools]:
-        """(holds NaN or Inf, is all zero in K or V of a layer) for each block."""
+        """(holds NaN or Inf, is finite but of no measurable distance) for each block.
+
+        The latter are still equal to others, unless they are all zero: see `distances`, `hashes`.
+        """
         squares = self._kernels.squares(self._pool, self.pages[group], blocks)
-        nonfinite = np.asarray(~np.isfinite(squares).all(axis=(1, 2)), np.bool_)
-        zero = np.asarray((squares == 0).any(axis=(1, 2)), np.bool_)
-        return nonfinite, ~nonfinite & zero
+        # A block of large finite numbers has infinite squares too, but a hash.
+        without_hash = self.hashes(group, blocks) == 0
+        nonfinite = np.asarray(without_hash & (squares != 0).any(axis=(1, 2)), np.bool_)
+        norms = squares * self.pages[group].elems
+        measurable = ((norms > 0) & (norms <= _LARGEST)).all(axis=(1, 2))
+        return nonfinite, np.asarray(~nonfinite & ~measurable, np.bool_)
 
     def copy(self, sources: Int32, destinations: Int32) -> None:
         """Copy whole blocks. ValueError if one is written twice, or both read and written."""

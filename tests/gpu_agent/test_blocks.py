@@ -414,7 +414,10 @@ def test_nonfinite_blocks_match_nothing_and_are_counted_once(
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_all_zero_blocks_are_neither_donors_nor_targets(blocks: Blocks, exact: bool) -> None:
+def test_blocks_of_nothing_but_zeros_are_neither_donors_nor_targets(
+    blocks: Blocks, exact: bool
+) -> None:
+    """Memory that nobody wrote is no content, equal as it is."""
     for block in range(10):
         blocks.write(block, 0.0 if block in (0, 1, 7) else 1.0)
     blocks.write(2, -0.0)
@@ -423,6 +426,51 @@ def test_all_zero_blocks_are_neither_donors_nor_targets(blocks: Blocks, exact: b
     assert {one["target"] for one in found} == {5, 6, 8, 9}
     assert {one["donor"] for one in found} <= {3, 4}
     assert blocks.reply.nonfinite == 0
+
+
+# Layer 1 of V is all zero, or the sum of the squares of layer 1 of K is beyond float32.
+IMMEASURABLE = {"zeros": (1, 0.0), "large": (0, 1e25)}
+
+
+@pytest.mark.parametrize("exact_first", [False, True])
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
+@pytest.mark.parametrize("dtype", [RowDtype.FP32, RowDtype.BF16], ids=lambda dtype: dtype.value)
+@pytest.mark.parametrize("case", sorted(IMMEASURABLE))
+def test_a_block_of_no_distance_is_equal_to_another_all_the_same(
+    case: str, dtype: RowDtype, kernels: str, exact_first: bool
+) -> None:
+    calls = Blocks(layout_of(dtype=dtype), kernels)
+    kind, content = IMMEASURABLE[case]
+    odd, even = np.ones((LAYERS, 2, 1, 1, 1)), np.ones((LAYERS, 2, 1, 1, 1))
+    odd[1, kind] = content
+    for block in range(10):
+        calls.write(block, odd if block in (2, 6, 8) else even)
+    calls.index(np.arange(10))
+    for exact in (True, False) if exact_first else (False, True, False):
+        found = calls.find(5, 10, exact=exact, exhaustive=not exact, key=4, value=4)
+        assert calls.reply.nonfinite == 0
+        pairs = {one["target"]: one["donor"] for one in found}
+        expected = {5, 6, 7, 8, 9} if exact else {5, 7, 9}
+        assert set(pairs) == expected
+        assert {pairs[target] for target in expected & {6, 8}} <= {2}
+        assert {pairs[target] for target in (5, 7, 9)} <= {0, 1, 3, 4}
+    # It was found out once, and is not measured again.
+    calls.find(5, 10, key=4, value=4)
+    assert calls.reply.examined == 3
+    assert calls.operations.get_agent_info().nonfinite_rows == 0
+
+
+def test_a_nonfinite_block_is_counted_once_whatever_is_looked_for(blocks: Blocks) -> None:
+    for block in range(6):
+        blocks.write(block, 1.0)
+    blocks.bits[blocks.places(4)[0, 0, 0, 0, 0]] = np.float32(np.nan).view(np.uint32)
+    blocks.index(np.arange(6))
+    counted = []
+    for exact in (False, True, False):
+        found = blocks.find(3, 6, exact=exact)
+        assert [one["target"] for one in found] == [3, 5]
+        counted.append(blocks.reply.nonfinite)
+    assert counted == [1, 0, 0]
 
 
 def test_many_bad_blocks_do_not_hide_the_good_ones() -> None:
