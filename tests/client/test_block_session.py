@@ -605,6 +605,11 @@ def test_what_is_lent_outlives_the_lender(sidecar: Sidecar) -> None:
 # ---- when the manager or an engine dies ------------------------------------------------------
 
 
+def agent_state(sidecar: Sidecar) -> str:
+    with sidecar.admin() as admin:
+        return admin.status().agent_state
+
+
 def restart(sidecar: Sidecar, *engines: BlockEngine) -> None:
     """A new manager, which all engines come back to."""
     before = [engine.session.statistics.reattached for engine in engines]
@@ -617,6 +622,8 @@ def restart(sidecar: Sidecar, *engines: BlockEngine) -> None:
         )
 
     wait_for(back, "the engines to come back")
+    # Until it has found the worker, a manager has nothing to say of what is sealed.
+    wait_for(lambda: agent_state(sidecar) == "ready", "the worker")
     for engine in engines:
         engine.synchronise()
 
@@ -684,7 +691,10 @@ def test_what_nobody_borrows_is_given_back_by_the_new_manager(sidecar: Sidecar) 
         assert list(borrower.session.take_decisions()) == []
         assert lender.wait_unpinned() == lent
         assert lender.session.pinned == 0
-        # Both may be lent as before.
+        # Both may be lent as before, once the lender's request was searched again: while they were
+        # kept for others, there may have been nothing to search for.
+        lender.seal(source, written[:1] + 1)
+        lender.synchronise()
         copy = borrower.session.open_request()
         borrower.seal(copy, written)
         assert lender.lend() == lent
