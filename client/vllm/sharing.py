@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ from memshare.client.vllm.metrics import ShareMetrics
 from memshare.client.vllm.remaps import Remap
 from memshare.client.vllm.settings import Settings
 from memshare.client.vllm.steps import ReasoningSteps
+
+# What is over a step's time waits for the next one: requests that run in step with one another
+# fill their blocks, and get their decisions, all at once.
+_STEP_SECONDS: Final = 1e-3
 
 
 @dataclass
@@ -63,14 +68,19 @@ class BlockSharing:
 
     def begin_step(self, running: Iterable[Any]) -> None:
         """Before vLLM schedules a step: what is freed here can be allocated in it."""
+        deadline = time.perf_counter() + _STEP_SECONDS
         self._blocks.unpin(self._session.take_unpinned())
         for pins, valid in self._session.take_pin_requests():
             self._pin(pins, valid)
         for decision in self._session.take_decisions():
             self._apply(decision)
+            if time.perf_counter() > deadline:
+                break
         if self._session.can_seal():
             for request in running:
                 self._seal(request)
+                if time.perf_counter() > deadline:
+                    break
         else:
             self.metrics.deferred_steps += 1
         self._session.end_step()
