@@ -15,11 +15,11 @@ from memshare.client.cli.options import JsonOption
 def vllm(
     policy: Annotated[str, typer.Option(help="What memshare shares.")] = "block",
     rounds: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of one round.")] = 16,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of one round.")] = 24,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at a time; all of them without it.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 640,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 512,
     blocks: Annotated[int, typer.Option(min=2, help="KV blocks of 32 tokens, each server.")] = 120,
     prompts: Annotated[
         Path | None,

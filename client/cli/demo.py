@@ -32,7 +32,7 @@ def demo(
         int | None,
         typer.Option(
             min=64,
-            help="New tokens of each chain. Default: 1024, with vllm 640.",
+            help="New tokens of each chain. Default: 1024, with vllm 512.",
             show_default=False,
         ),
     ] = None,

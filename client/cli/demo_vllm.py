@@ -7,8 +7,8 @@ from typing import Final
 
 from memshare.client.cli import output
 
-_TOKENS: Final = 640
-_REQUESTS: Final = 16
+_TOKENS: Final = 512
+_REQUESTS: Final = 24
 _BLOCKS: Final = 120
 
 
@@ -35,7 +35,7 @@ def show_servers(tokens: int | None, policy: str, picture: Path, json: bool) -> 
     with running_servers(comparison) as contenders:
         output.say(
             f"{comparison.requests} answers of {comparison.tokens} tokens from each, at once; "
-            f"{comparison.blocks} KV blocks hold a third of them"
+            f"{comparison.blocks} KV blocks hold a quarter of them"
         )
         with LoadView(comparison, rounds=1).shown() as watch:
             rounds = run_rounds(contenders, comparison.load(), 1, watch)
