@@ -44,9 +44,9 @@ class BlockSession:
         self._held = np.zeros(layout.num_blocks, np.bool_)
         self._pinned: set[int] = set()
         runtime = RuntimeDirectory.at(options.runtime_dir)
-        connection = connect_pool(
-            runtime.owner_socket, handoff_pb2.POOL_ROLE_ENGINE, options.timeout
-        )
+        # The manager waits, after a restart, for all that map the pool: this process may not.
+        role = handoff_pb2.POOL_ROLE_ENGINE if token is None else handoff_pb2.POOL_ROLE_WATCHER
+        connection = connect_pool(runtime.owner_socket, role, options.timeout)
         try:
             connection.close_descriptor()
             self._uplink = Uplink(

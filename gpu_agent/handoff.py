@@ -26,6 +26,7 @@ _ACCEPT_PAUSE: Final = 0.1
 _ROLE_NAMES: Final = {
     handoff_pb2.POOL_ROLE_ENGINE: "engine",
     handoff_pb2.POOL_ROLE_MANAGER: "manager",
+    handoff_pb2.POOL_ROLE_WATCHER: "watcher",
 }
 
 log = structlog.get_logger()
@@ -137,13 +138,15 @@ class HandoffServer:
         )
         if request.role == handoff_pb2.POOL_ROLE_MANAGER:
             grant.token_key = self._key
-        else:
+        elif request.role == handoff_pb2.POOL_ROLE_ENGINE:
             connection.token = mint_token(self._key, connection.peer)
             grant.token = connection.token
         connection.role = request.role
         if connection.deadline is not None:
             connection.deadline.cancel()
-        if self._send(connection, handoff_pb2.PoolPacket(grant=grant), self._pool.descriptor):
+        watches = request.role == handoff_pb2.POOL_ROLE_WATCHER
+        descriptor = -1 if watches else self._pool.descriptor
+        if self._send(connection, handoff_pb2.PoolPacket(grant=grant), descriptor):
             log.info(
                 "granted the pool", role=role, peer=connection.peer.pid, uid=connection.peer.uid
             )

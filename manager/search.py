@@ -44,8 +44,9 @@ class Window:
 def build_request(
     pool: RowPool, table: RequestTable, policy: Policy, window: Window, used: float
 ) -> agent_pb2.FindDonorsRequest | None:
-    """The search of a window, or None if no entry of it may be a target.
+    """The search of a window, or None if it would find nothing.
 
+    With no target the agent still enters an exact window among the donors of other requests.
     A donor owns its row. A target owns its row alone and lends it to nobody.
     """
     start, end = window.start, window.end
@@ -60,7 +61,7 @@ def build_request(
         shadow = table.shadow[:, :, :end]
         donors &= shadow != COUNTED
         targets &= shadow == 0
-    if not targets.any():
+    if not (targets.any() or window.exact):
         return None
     keys, values = policy.thresholds(policy.stages[window.stage], table.num_layers, used)
     return agent_pb2.FindDonorsRequest(

@@ -45,7 +45,8 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises `InvalidArgument` naming the line that has none.
     """
     prompts = []
-    with path.open(encoding="utf-8") as lines:
+    # As bytes, so that what is not UTF-8 is told by its line too.
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -61,4 +62,4 @@ def read_prompts(path: Path) -> tuple[str, ...]:
                     f"or {_FIELDS[-1]}"
                 )
             prompts.append(texts[0])
-    return tuple(prompts)
+    return tuple(dict.fromkeys(prompts))

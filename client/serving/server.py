@@ -121,7 +121,7 @@ def block_bytes(model: Path, block_tokens: int, itemsize: int = 4) -> int:
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         return int(2 * config["num_hidden_layers"] * heads * width * itemsize * block_tokens)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"{model} is not a Transformers folder of a decoder: {type(error).__name__} {error}"
         ) from error

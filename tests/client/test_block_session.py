@@ -705,12 +705,6 @@ def test_what_nobody_borrows_is_given_back_by_the_new_manager(sidecar: Sidecar) 
         assert states(sidecar) == (2, 78)
 
 
-@pytest.mark.xfail(
-    reason="the manager waits for the session's own connection to the owner, as if an engine "
-    "had mapped the pool through it",
-    raises=AssertionError,
-    strict=True,
-)
 def test_a_manager_waits_for_no_more_than_the_sessions_it_had(fresh_sidecar: Sidecar) -> None:
     with BlockEngine(fresh_sidecar, split=True) as engine:
         kill_manager(fresh_sidecar, engine)

@@ -108,6 +108,15 @@ def test_the_manager_sees_who_holds_the_pool_until_they_close(agent: Agent) -> N
     manager.close()
 
 
+def test_a_watcher_holds_nothing(agent: Agent) -> None:
+    manager, watcher = agent.connect(MANAGER), agent.connect(handoff_pb2.POOL_ROLE_WATCHER)
+    assert (watcher.descriptor, watcher.token, watcher.token_key) == (-1, b"", b"")
+    assert manager.list_holders() == []
+    assert watcher.is_open()
+    watcher.close()
+    manager.close()
+
+
 def test_an_engine_may_not_list_holders(agent: Agent) -> None:
     engine = agent.connect()
     packet = handoff_pb2.PoolPacket(holders_request=handoff_pb2.HoldersRequest())

@@ -30,6 +30,19 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_prompts(path)
 
 
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"prompt": "x"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(InvalidArgument, match=r"prompts\.jsonl:2: "):
+        read_prompts(path)
+
+
+def test_one_that_comes_twice_is_asked_once(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "x"}\n{"prompt": "y"}\n{"prompt": "x"}\n')
+    assert read_prompts(path) == ("x", "y")
+
+
 def test_too_few_are_refused_rather_than_asked_twice(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "x"}')

@@ -221,6 +221,8 @@ def test_a_block_is_k_and_v_of_all_layers(
         "",
         "{",
         "{}",
+        "[]",
+        json.dumps({**CONFIG, "head_dim": None, "num_attention_heads": 0}),
         json.dumps({**CONFIG, "num_hidden_layers": None}),
         json.dumps({name: CONFIG[name] for name in CONFIG if name != "hidden_size"}),
     ],

@@ -13,9 +13,11 @@ class PoolRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOL_ROLE_UNSPECIFIED: _ClassVar[PoolRole]
     POOL_ROLE_ENGINE: _ClassVar[PoolRole]
     POOL_ROLE_MANAGER: _ClassVar[PoolRole]
+    POOL_ROLE_WATCHER: _ClassVar[PoolRole]
 POOL_ROLE_UNSPECIFIED: PoolRole
 POOL_ROLE_ENGINE: PoolRole
 POOL_ROLE_MANAGER: PoolRole
+POOL_ROLE_WATCHER: PoolRole
 
 class PoolPacket(_message.Message):
     __slots__ = ("request", "grant", "refusal", "holders_request", "holders")

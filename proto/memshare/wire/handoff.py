@@ -156,7 +156,8 @@ def connect_pool(path: Path, role: handoff_pb2.PoolRole, timeout: float = 5.0) -
         connection.close()
         kind = _REFUSALS.get(packet.refusal.reason, AgentUnavailable)
         raise kind(packet.refusal.message)
-    if packet.WhichOneof("message") != "grant" or descriptor < 0:
+    missing = descriptor < 0 and role != handoff_pb2.POOL_ROLE_WATCHER
+    if packet.WhichOneof("message") != "grant" or missing:
         connection.close()
         raise AgentUnavailable(f"the owner at {path} granted no pool")
     connection.settimeout(None)
