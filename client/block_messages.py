@@ -34,14 +34,16 @@ def snapshot_messages(
     held: npt.NDArray[np.bool_],
     pinned: Rows,
 ) -> list[manager_pb2.SnapshotRequest]:
-    """Everything this session holds: blocks that no table names, then the tables.
+    """Everything this session holds: blocks that no table names as its own, then the tables.
 
     `held` marks the blocks that are leased to this session, `pinned` lists those that other
     sessions may name.
     """
     unnamed = held.copy()
     for table in tables:
-        unnamed[table.blocks[:, : table.sealed]] = False
+        blocks, shared = table.blocks[:, : table.sealed], table.shared[:, : table.sealed]
+        # A donor whose own request is over is named here alone, and is on lease all the same.
+        unnamed[blocks[~shared]] = False
     leased = np.flatnonzero(unnamed).astype(np.int32)
     parts = [
         manager_pb2.SnapshotRequest(

@@ -182,16 +182,20 @@ class BlockSession:
     def take_decisions(self) -> Iterator[BlockDecision]:
         """Decisions that wait to be applied; each must be answered by `answer`.
 
-        Those of requests that have ended or were rolled back are answered here.
+        Those of requests that have ended or were rolled back are answered here. While one is in
+        the caller's hands the session cannot resume: its snapshot would miss what is applied.
         """
         while self._uplink.decisions:
-            decision = self._uplink.decisions.popleft()
-            table = self._tables.get(decision.request_id)
-            named = len(decision.donors) == len(decision.targets)
-            if table is None or table.generation != decision.generation or not named:
-                self._answer(decision.decision_id, np.zeros(len(decision.targets), np.bool_))
-            else:
-                yield BlockDecision.of(decision, table)
+            with self._uplink.lock:
+                if not self._uplink.decisions:
+                    return
+                decision = self._uplink.decisions.popleft()
+                table = self._tables.get(decision.request_id)
+                named = len(decision.donors) == len(decision.targets)
+                if table is None or table.generation != decision.generation or not named:
+                    self._answer(decision.decision_id, np.zeros(len(decision.targets), np.bool_))
+                else:
+                    yield BlockDecision.of(decision, table)
 
     def answer(self, decision: BlockDecision, applied: npt.NDArray[np.bool_]) -> None:
         """Say which items of a decision the engine's table now follows."""
@@ -220,14 +224,19 @@ class BlockSession:
     def take_pin_requests(self) -> Iterator[tuple[PinRequest, npt.NDArray[np.bool_]]]:
         """Each request for pins, with the items that this session's tables still bear out.
 
-        The engine must keep those blocks from reuse, then call `answer_pins`.
+        The engine must keep those blocks from reuse, then call `answer_pins`. As with decisions,
+        the session cannot resume meanwhile.
         """
         while self._uplink.pin_requests:
-            request = self._uplink.pin_requests.popleft()
-            valid = np.array(
-                [self._bears_out(request, item) for item in range(len(request.blocks))], np.bool_
-            )
-            yield request, valid
+            with self._uplink.lock:
+                if not self._uplink.pin_requests:
+                    return
+                request = self._uplink.pin_requests.popleft()
+                valid = np.array(
+                    [self._bears_out(request, item) for item in range(len(request.blocks))],
+                    np.bool_,
+                )
+                yield request, valid
 
     def _bears_out(self, request: PinRequest, item: int) -> bool:
         table = self._tables.get(int(request.request_ids[item]))

@@ -136,9 +136,11 @@ class ManagerStream:
         if os.getpid() != self._pid:
             return  # a forked child has no right to its parent's connection
         self._outbox.put(None)
-        if self._call is not None:
+        if self._call is None:
+            self._channel.close()
+        else:
+            # The reader then closes the channel: that may wait for a peer that does not answer.
             self._call.cancel()  # type: ignore[no-untyped-call]
-        self._channel.close()
 
     def _read(
         self,

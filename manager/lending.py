@@ -148,11 +148,18 @@ def claim(state: ManagerState, rows: Rows) -> None:
 
 
 def keep_borrowed(state: ManagerState, session: Session) -> None:
-    """Keep what a session borrows until `settle`: it is about to be released and to come back."""
+    """Keep what a session borrows, or may yet by a decision that it has not answered, until
+    `settle`: it is about to be released and to come back.
+    """
     pool = state.pool
     if not isinstance(pool, BlockPool):
         return
     named = [table.rows.ravel() for table in session.requests.values()]
+    named += [
+        decision.items.donor_rows
+        for decision in state.pending.values()
+        if decision.session_id == session.session_id
+    ]
     rows = np.unique(np.concatenate(named)) if named else np.empty(0, np.int32)
     rows = rows[(pool.holder[rows] != session.slot) & pool.lent[rows]]
     if len(rows):

@@ -153,7 +153,8 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._session = session
         else:
             boundaries = step_boundaries(settings, self._vllm_config.model_config)
-            self._sharing = BlockSharing(session, blocks, settings, boundaries)
+            longest = -(-self._vllm_config.model_config.max_model_len // layout.block_tokens)
+            self._sharing = BlockSharing(session, blocks, settings, boundaries, longest)
         _log.info(
             "memshare: attached as session %d, %d of %d blocks leased, policy %s%s",
             session.session_id,
@@ -173,7 +174,10 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def nothing_held(self) -> AbstractContextManager[None]:
         """See `EngineBlocks.nothing_held`."""
-        return self._attached_blocks().nothing_held()
+        blocks = self._attached_blocks()
+        if self._sharing is not None:
+            self._sharing.take_back()
+        return blocks.nothing_held()
 
     def cache_usage(self) -> float:
         """Share of the blocks this engine may use that are in use, 0 to 1."""

@@ -31,6 +31,7 @@ class EngineBlocks:
         ]
         self._groups = tuple(groups)
         self._held: set[int] = set()
+        self._pinned: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -41,6 +42,11 @@ class EngineBlocks:
     def num_usable(self) -> int:
         """Blocks that this engine may ever use: all but those held and the null block."""
         return int(self._pool.num_gpu_blocks) - 1 - len(self._held)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks of this engine that are kept from reuse."""
+        return len(self._pinned)
 
     # ---- leases ---------------------------------------------------------------------------
 
@@ -57,7 +63,7 @@ class EngineBlocks:
     @contextmanager
     def nothing_held(self) -> Iterator[None]:
         """Within it vLLM finds the blocks free that it was kept from, and must not allocate."""
-        blocks = [self._pool.blocks[one] for one in self._held]
+        blocks = [self._pool.blocks[one] for one in self._held | self._pinned]
         self._pool.free_blocks(blocks)
         try:
             yield
@@ -66,11 +72,14 @@ class EngineBlocks:
 
     def pin(self, block_id: int) -> None:
         """Keep a block that is in use from reuse."""
+        self._pinned.add(block_id)
         self._pool.touch([self._pool.blocks[block_id]])
 
     def unpin(self, block_ids: Iterable[int]) -> None:
         """Undo `pin`."""
-        self._pool.free_blocks([self._pool.blocks[one] for one in block_ids])
+        blocks = [self._pool.blocks[one] for one in block_ids]
+        self._pinned.difference_update(block.block_id for block in blocks)
+        self._pool.free_blocks(blocks)
 
     # ---- tables ---------------------------------------------------------------------------
 

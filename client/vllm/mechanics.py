@@ -56,6 +56,9 @@ class BlindSharing:
         """Forget a request."""
         self._seen.pop(request_id, None)
 
+    def take_back(self) -> None:
+        """Nothing is lent."""
+
     def close(self) -> None:
         """Nothing is held elsewhere."""
 

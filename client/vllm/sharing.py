@@ -24,10 +24,15 @@ from memshare.client.vllm.metrics import ShareMetrics
 from memshare.client.vllm.remaps import Remap
 from memshare.client.vllm.settings import Settings
 from memshare.client.vllm.steps import ReasoningSteps
+from memshare.v1 import common_pb2
 
 # What is over a step's time waits for the next one: requests that run in step with one another
 # fill their blocks, and get their decisions, all at once.
 _STEP_SECONDS: Final = 1e-3
+
+
+# In other modes nobody asks for similar blocks.
+_SIMILAR: Final = (common_pb2.SHARING_MODE_BLOCK, common_pb2.SHARING_MODE_OBSERVE)
 
 
 @dataclass
@@ -55,13 +60,18 @@ class BlockSharing:
         blocks: EngineBlocks,
         settings: Settings,
         boundaries: npt.NDArray[np.bool_] | None,
+        reserve: int = 0,
     ) -> None:
-        """`boundaries`: bool `[vocabulary]`, tokens that end a step; None to compare no steps."""
+        """`boundaries`: bool `[vocabulary]`, tokens that end a step; None to compare no steps.
+
+        At least `reserve` blocks are kept for this engine alone, whatever others would borrow.
+        """
         self.metrics = ShareMetrics()
         self._session = session
         self._blocks = blocks
         self._settings = settings
         self._boundaries = boundaries
+        self._reserve = reserve
         self._tracked: dict[str, _Tracked] = {}
         self._names: dict[int, str] = {}
         self._remaps: list[Remap] = []
@@ -69,7 +79,7 @@ class BlockSharing:
     def begin_step(self, running: Iterable[Any]) -> None:
         """Before vLLM schedules a step: what is freed here can be allocated in it."""
         deadline = time.perf_counter() + _STEP_SECONDS
-        self._blocks.unpin(self._session.take_unpinned())
+        self.take_back()
         for pins, valid in self._session.take_pin_requests():
             self._pin(pins, valid)
         for decision in self._session.take_decisions():
@@ -108,6 +118,10 @@ class BlockSharing:
             del self._names[tracked.table.request_id]
             self._session.close_requests([tracked.table])
 
+    def take_back(self) -> None:
+        """Let vLLM have what nobody borrows any more; a step does so by itself."""
+        self._blocks.unpin(self._session.take_unpinned())
+
     def close(self) -> None:
         """vLLM shuts down."""
         self._session.detach()
@@ -138,7 +152,9 @@ class BlockSharing:
                 and self._blocks.holds(name, int(pins.groups[item]), int(pins.indices[item]), block)
             )
             if valid[item] and not self._session.is_pinned(block):
-                self._blocks.pin(block)
+                valid[item] = self._blocks.num_usable - self._blocks.num_pinned > self._reserve
+                if valid[item]:
+                    self._blocks.pin(block)
         self._session.answer_pins(pins, valid)
 
     def _apply(self, decision: BlockDecision) -> None:
@@ -196,7 +212,7 @@ class BlockSharing:
 
     def _track(self, request: Any) -> _Tracked:
         steps = None
-        if self._boundaries is not None:
+        if self._boundaries is not None and self._session.policy.mode in _SIMILAR:
             settings = self._settings
             steps = ReasoningSteps(
                 self._boundaries, settings.min_step_tokens, settings.step_similarity

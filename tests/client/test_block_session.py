@@ -705,6 +705,46 @@ def test_what_nobody_borrows_is_given_back_by_the_new_manager(sidecar: Sidecar) 
         assert states(sidecar) == (2, 78)
 
 
+def test_a_donor_whose_own_request_is_over_stays_on_lease_after_a_restart(
+    sidecar: Sidecar,
+) -> None:
+    with BlockEngine(sidecar, 40) as engine:
+        written = content(2)
+        first, second = engine.start(written), engine.start(written)
+        [decision] = engine.decide()
+        engine.apply(decision)
+        named = second.blocks[0, :2].tolist()
+        engine.close(first)
+        kill_manager(sidecar, engine)
+        restart(sidecar, engine)
+        engine.close(second)
+        engine.synchronise()
+        with BlockEngine(sidecar, 0) as other:
+            assert not set(other.session.lease().tolist()) & set(named)
+        assert int(engine.session.held.sum()) == 40
+
+
+def test_what_an_open_decision_would_borrow_is_kept_while_the_session_comes_back(
+    sidecar: Sidecar,
+) -> None:
+    with BlockEngine(sidecar) as lender, BlockEngine(sidecar) as borrower:
+        written = content(2)
+        source = lender.start(written)
+        copy = borrower.session.open_request()
+        borrower.seal(copy, written)
+        lender.lend()
+        [decision] = borrower.decide()
+        borrower.session._uplink._stream.cancel()
+        wait_for(lambda: borrower.session.state != "attached", "the stream to break")
+        borrower.session.answer(decision, np.ones(2, np.bool_))
+        lender.close(source)
+        wait_for(lambda: borrower.session.state == "attached", "the session to resume")
+        borrower.synchronise()
+        lender.synchronise()
+        assert lender.session.take_unpinned() == []
+        assert np.array_equal(borrower.read(copy), written)
+
+
 def test_a_manager_waits_for_no_more_than_the_sessions_it_had(fresh_sidecar: Sidecar) -> None:
     with BlockEngine(fresh_sidecar, split=True) as engine:
         kill_manager(fresh_sidecar, engine)

@@ -190,10 +190,11 @@ class _Served:
         )
         blocks = getattr(scheduler.connector, "_blocks", None)
         held = blocks._held if blocks is not None else set()
+        pinned = blocks._pinned if blocks is not None else set()
         free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
         problems = []
         for block in pool.blocks[1:]:
-            expected = named[block.block_id] + (block.block_id in held)
+            expected = named[block.block_id] + sum(block.block_id in one for one in (held, pinned))
             if block.ref_cnt != expected:
                 problems.append(f"block {block.block_id}: {block.ref_cnt} instead of {expected}")
             if (block.block_id in free) != (block.ref_cnt == 0):
