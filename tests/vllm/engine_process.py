@@ -135,7 +135,6 @@ class _Served:
         open_requests: set[str] = set()
         problems: list[str] = []
         preemptions = steps = aborted = 0
-        greedy: dict[str, list[int]] = {}
         counts: Counter[str] = Counter()
         while waiting or engine.has_unfinished_requests():
             while waiting and len(open_requests) < 12:
@@ -155,8 +154,6 @@ class _Served:
             for output in engine.step():
                 if output.finished:
                     open_requests.discard(output.request_id)
-                    if len(output.outputs) == 1 and output.outputs[0].finish_reason == "length":
-                        greedy[output.request_id] = list(output.outputs[0].token_ids)
             steps += 1
             if open_requests and chance.random() < 0.05:
                 name = chance.choice(sorted(open_requests))
@@ -172,7 +169,6 @@ class _Served:
             "steps": steps,
             "aborted": aborted,
             "preempted": preemptions,
-            "greedy": greedy,
             **self.blocks(),
         }
 
