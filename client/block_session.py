@@ -16,8 +16,8 @@ from memshare.client.options import BLOCK_TABLES, SessionOptions, SessionStatist
 from memshare.client.uplink import ATTACHED, CLOSED, Uplink
 from memshare.v1 import common_pb2, handoff_pb2, manager_pb2
 from memshare.wire import packing
-from memshare.wire.block_layout import BlockLayout
-from memshare.wire.errors import MemshareError, PoolExhausted
+from memshare.wire.block_layout import MAX_BLOCKS, BlockLayout
+from memshare.wire.errors import InvalidArgument, MemshareError, PoolExhausted
 from memshare.wire.handoff import connect_pool
 from memshare.wire.runtime import RuntimeDirectory
 
@@ -92,17 +92,20 @@ class BlockSession:
         return self._held
 
     @property
-    def pinned(self) -> int:
+    def pinned(self) -> frozenset[int]:
         """Blocks of this engine that are kept for others."""
-        return len(self._pinned)
+        return frozenset(self._pinned)
 
     # ---- blocks ---------------------------------------------------------------------------
 
     def lease(self, count: int = 0) -> Rows:
         """Lease blocks for good: `count`, or all that are free with 0.
 
-        Raises `PoolExhausted` if there are fewer, or none at all.
+        Raises `PoolExhausted` if there are fewer, or none at all, `InvalidArgument` for a number
+        that is none.
         """
+        if not 0 <= count <= MAX_BLOCKS:
+            raise InvalidArgument(f"lease: {count} blocks, must be 0 to {MAX_BLOCKS}")
         wanted = count or self.layout.num_blocks
         while True:
             try:
@@ -257,10 +260,6 @@ class BlockSession:
                     pin_id=request.pin_id, pinned=packing.pack(pinned, packing.UINT8)
                 )
             )
-
-    def is_pinned(self, block: int) -> bool:
-        """Whether a block is kept for others already."""
-        return block in self._pinned
 
     def take_unpinned(self) -> list[int]:
         """Blocks that need not be kept for others any more."""

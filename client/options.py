@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from memshare.v1 import common_pb2
+from memshare.wire.names import require_name
 
 # The engine's attention reads row tables and rotates shared keys.
 ROW_TABLES: Final = "row-tables"
@@ -42,6 +43,13 @@ class SessionOptions:
     timeout: float = 30.0
     capabilities: tuple[str, ...] = (ROW_TABLES,)
     row_mode_obstacle: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidArgument` for a name that cannot be sent and shown."""
+        for name in ("tenant", "engine"):
+            require_name(name, getattr(self, name))
+        if isinstance(self.policy, str):
+            require_name("policy", self.policy)
 
 
 @dataclass

@@ -45,6 +45,8 @@ LOST: Final = "lost"
 CLOSED: Final = "closed"
 _RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
 _NEWS_SECONDS: Final = 0.25
+# A manager that stands still sees from the closed connection that the session is over.
+_GOODBYE_SECONDS: Final = 5.0
 _TRY_AGAIN: Final = (ManagerUnavailable, AgentUnavailable, Draining, Recovering, TokenRefused)
 _log = logging.getLogger("memshare.client")
 
@@ -185,7 +187,7 @@ class Uplink:
             attached = self.state == ATTACHED
             self._set_state(CLOSED)
         if attached:
-            self._stream.finish(self._options.timeout)
+            self._stream.finish(min(self._options.timeout, _GOODBYE_SECONDS))
         else:
             self._stream.cancel()
         self._connection.close()

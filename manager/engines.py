@@ -8,13 +8,14 @@ from typing import Final
 
 from memshare.manager.division import Layout
 from memshare.manager.pins import Outlet, Pins
-from memshare.manager.policy import MAX_NAME_BYTES, Mode, Policy, for_blocks, preset
+from memshare.manager.policy import Mode, Policy, for_blocks, preset
 from memshare.manager.sessions import Session
 from memshare.manager.sharing import Sharer
 from memshare.manager.state import ManagerState
 from memshare.v1 import manager_pb2
 from memshare.wire.block_layout import BlockLayout
 from memshare.wire.errors import InvalidArgument, MemshareError
+from memshare.wire.names import require_name
 
 _MAX_TEXT_BYTES: Final = 1024
 _MAX_CAPABILITIES: Final = 64
@@ -86,16 +87,12 @@ class Engine:
 
 
 def require_bounded(hello: manager_pb2.Hello) -> None:
-    """Raise `InvalidArgument` for a text that is too long to be kept and shown."""
-    texts = [
-        (name, getattr(hello, name), MAX_NAME_BYTES)
-        for name in ("client_version", "engine", "tenant", "policy_name")
-    ]
-    texts.append(("row_mode_obstacle", hello.row_mode_obstacle, _MAX_TEXT_BYTES))
-    texts += [("capabilities", capability, MAX_NAME_BYTES) for capability in hello.capabilities]
-    for name, text, most in texts:
-        if (length := len(text.encode())) > most:
-            raise InvalidArgument(f"{name} has {length} bytes, at most {most}", field=name)
+    """Raise `InvalidArgument` for a text that cannot be kept and shown."""
+    for name in ("client_version", "engine", "tenant", "policy_name"):
+        require_name(name, getattr(hello, name))
+    require_name("row_mode_obstacle", hello.row_mode_obstacle, _MAX_TEXT_BYTES)
+    for capability in hello.capabilities:
+        require_name("capabilities", capability)
     if len(hello.capabilities) > _MAX_CAPABILITIES:
         raise InvalidArgument(
             f"{len(hello.capabilities)} capabilities, at most {_MAX_CAPABILITIES}",

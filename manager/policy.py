@@ -12,12 +12,12 @@ import numpy.typing as npt
 from memshare.manager.rows import Mask
 from memshare.v1 import common_pb2
 from memshare.wire.errors import InvalidArgument
+from memshare.wire.names import require_name
 
 Floats = npt.NDArray[np.float32]
 MAX_TOKENS: Final = 1 << 24
 MAX_THRESHOLD: Final = 4.0
 MAX_POINTS: Final = 4096
-MAX_NAME_BYTES: Final = 256
 
 
 class Mode(IntEnum):
@@ -74,10 +74,7 @@ class Policy:
     adaptive: Adaptive = field(default_factory=Adaptive)
 
     def __post_init__(self) -> None:
-        if (length := len(self.name.encode())) > MAX_NAME_BYTES:
-            raise InvalidArgument(
-                f"policy: name has {length} bytes, at most {MAX_NAME_BYTES}", field="name"
-            )
+        require_name("policy name", self.name)
         if self.mode not in tuple(Mode):
             raise self._wrong("mode", self.mode, MODES)
         if not 1 <= len(self.stages) <= 16:

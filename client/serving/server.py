@@ -103,7 +103,9 @@ class ServerSettings:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_PLUGINS": "memshare" if self.plugin else "",
-            # Threads that spin while they wait take the cores from those that work.
+            # What spins while it waits takes the cores from what works: the engine beside a
+            # worker process of its own, and idle threads.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_WAIT_POLICY": "PASSIVE",
             "GOMP_SPINCOUNT": "0",

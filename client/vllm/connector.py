@@ -68,7 +68,6 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         preflight.require_supported_engine(vllm_config)
         self._shared: SharedGroups | None = None
         self._manager: Any = None
-        self._blocks: EngineBlocks | None = None
         self._sharing: BlockSharing | BlindSharing | None = None
 
     @property
@@ -146,7 +145,6 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         except BaseException:
             session.detach()
             raise
-        self._blocks = blocks
         if settings.test_share_every:
             _log.warning("memshare: test_share_every is set: what the model says is spoilt")
             self._sharing = BlindSharing(blocks, settings.test_share_every)
@@ -154,7 +152,8 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             boundaries = step_boundaries(settings, self._vllm_config.model_config)
             longest = -(-self._vllm_config.model_config.max_model_len // layout.block_tokens)
-            self._sharing = BlockSharing(session, blocks, settings, boundaries, longest)
+            in_flight = 2 if self._vllm_config.scheduler_config.async_scheduling else 0
+            self._sharing = BlockSharing(session, blocks, settings, boundaries, longest, in_flight)
         _log.info(
             "memshare: attached as session %d, %d of %d blocks leased, policy %s%s",
             session.session_id,
@@ -166,23 +165,17 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def begin_step(self, running: Iterable[Any]) -> None:
         """Called by `MemShareScheduler` before it schedules."""
-        if self._sharing is None:
-            raise InvalidArgument("vLLM passed no handshake on from the worker to the scheduler")
-        start = time.perf_counter()
-        self._sharing.begin_step(running)
-        self._sharing.metrics.step_seconds.append(time.perf_counter() - start)
+        sharing, start = self._attached(), time.perf_counter()
+        sharing.begin_step(running)
+        sharing.metrics.step_seconds.append(time.perf_counter() - start)
 
     def nothing_held(self) -> AbstractContextManager[None]:
-        """See `EngineBlocks.nothing_held`."""
-        blocks = self._attached_blocks()
-        if self._sharing is not None:
-            self._sharing.take_back()
-        return blocks.nothing_held()
+        """Within it vLLM finds free what it was kept from, and must not allocate."""
+        return self._attached().nothing_held()
 
     def cache_usage(self) -> float:
         """Share of the blocks this engine may use that are in use, 0 to 1."""
-        blocks = self._attached_blocks()
-        return 1.0 - blocks.num_free / blocks.num_usable
+        return self._attached().cache_usage
 
     def build_connector_meta(self, scheduler_output: Any) -> ShareMetadata:
         """Tell the worker what its tables must follow."""
@@ -223,10 +216,10 @@ class MemShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._sharing is not None:
             self._sharing.close()
 
-    def _attached_blocks(self) -> EngineBlocks:
-        if self._blocks is None:
-            raise InvalidArgument("this connector is not attached to a sidecar")
-        return self._blocks
+    def _attached(self) -> BlockSharing | BlindSharing:
+        if self._sharing is None:
+            raise InvalidArgument("vLLM passed no handshake on from the worker to the scheduler")
+        return self._sharing
 
     # ---- metrics --------------------------------------------------------------------------
 

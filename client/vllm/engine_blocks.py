@@ -5,7 +5,7 @@ Everything that is read or changed of vLLM's scheduler state is in here; `tests/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ class EngineBlocks:
         ]
         self._groups = tuple(groups)
         self._held: set[int] = set()
-        self._pinned: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -44,9 +43,9 @@ class EngineBlocks:
         return int(self._pool.num_gpu_blocks) - 1 - len(self._held)
 
     @property
-    def num_pinned(self) -> int:
-        """Blocks of this engine that are kept from reuse."""
-        return len(self._pinned)
+    def usage(self) -> float:
+        """Share of the usable blocks that are in use, 0 to 1."""
+        return 1.0 - self.num_free / self.num_usable
 
     # ---- leases ---------------------------------------------------------------------------
 
@@ -61,9 +60,9 @@ class EngineBlocks:
         self._pool.free_blocks(blocks)
 
     @contextmanager
-    def nothing_held(self) -> Iterator[None]:
-        """Within it vLLM finds the blocks free that it was kept from, and must not allocate."""
-        blocks = [self._pool.blocks[one] for one in self._held | self._pinned]
+    def nothing_held(self, pinned: Collection[int]) -> Iterator[None]:
+        """Within it vLLM finds the held and the pinned blocks free, and must not allocate."""
+        blocks = [self._pool.blocks[one] for one in self._held.union(pinned)]
         self._pool.free_blocks(blocks)
         try:
             yield
@@ -72,14 +71,11 @@ class EngineBlocks:
 
     def pin(self, block_id: int) -> None:
         """Keep a block that is in use from reuse."""
-        self._pinned.add(block_id)
         self._pool.touch([self._pool.blocks[block_id]])
 
     def unpin(self, block_ids: Iterable[int]) -> None:
         """Undo `pin`."""
-        blocks = [self._pool.blocks[one] for one in block_ids]
-        self._pinned.difference_update(block.block_id for block in blocks)
-        self._pool.free_blocks(blocks)
+        self._pool.free_blocks([self._pool.blocks[one] for one in block_ids])
 
     # ---- tables ---------------------------------------------------------------------------
 

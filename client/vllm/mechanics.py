@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from memshare.client.vllm.engine_blocks import EngineBlocks
@@ -56,8 +57,14 @@ class BlindSharing:
         """Forget a request."""
         self._seen.pop(request_id, None)
 
-    def take_back(self) -> None:
-        """Nothing is lent."""
+    @property
+    def cache_usage(self) -> float:
+        """Share of the blocks that this engine may use that are in use, 0 to 1."""
+        return self._blocks.usage
+
+    def nothing_held(self) -> AbstractContextManager[None]:
+        """Nothing is lent: only what is not leased is kept from vLLM."""
+        return self._blocks.nothing_held(())
 
     def close(self) -> None:
         """Nothing is held elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import torch
@@ -76,6 +77,10 @@ class EnginePool:
         mapped = MappedPool(self._connection.descriptor, self.num_bytes, _BYTE, 0)
         return torch.from_numpy(mapped.rows("int8").reshape(-1))
 
+    def forget_in_child(self) -> None:
+        """A forked child neither holds the engine's blocks nor keeps them after it."""
+        self._connection.close()
+
 
 _pool: EnginePool | None = None
 
@@ -86,6 +91,14 @@ def engine_pool(settings: Settings) -> EnginePool:
     if _pool is None:
         _pool = EnginePool(settings)
     return _pool
+
+
+def _forget_in_child() -> None:
+    if _pool is not None:
+        _pool.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class PoolAllocation(TorchFunctionMode):

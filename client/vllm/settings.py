@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from memshare.wire.block_layout import MAX_BLOCKS
 from memshare.wire.errors import InvalidArgument
+from memshare.wire.names import require_name
 
 CONNECTOR: Final = "MemShareConnector"
 WORKER_CLASS: Final = "memshare.client.vllm.worker.MemShareWorker"
@@ -45,7 +47,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least, most in (
-            ("lease_blocks", 0, 1 << 31),
+            ("lease_blocks", 0, MAX_BLOCKS),
             ("min_step_tokens", 1, 1 << 20),
             ("step_similarity", 0.0, 2.0),
             ("attach_seconds", 0.1, 3600.0),
@@ -56,6 +58,8 @@ class Settings:
                 raise InvalidArgument(
                     f"memshare setting {name} is {value}, must be {least} to {most}", field=name
                 )
+        for name in ("policy", "tenant", "engine"):
+            require_name(f"memshare setting {name}", getattr(self, name))
         if self.test_share_every == 1:
             raise InvalidArgument(
                 "memshare setting test_share_every is 1, which leaves no block to share: use 2 "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +31,8 @@ from memshare.v1 import common_pb2
 # What is over a step's time waits for the next one: requests that run in step with one another
 # fill their blocks, and get their decisions, all at once.
 _STEP_SECONDS: Final = 1e-3
-
+# Of a long prompt so many blocks are sealed in one step.
+_STEP_BLOCKS: Final = 32
 
 # In other modes nobody asks for similar blocks.
 _SIMILAR: Final = (common_pb2.SHARING_MODE_BLOCK, common_pb2.SHARING_MODE_OBSERVE)
@@ -44,6 +47,8 @@ class _Tracked:
     steps: ReasoningSteps | None
     preemptions: int
     tainted: bool = False
+    # The step from on which no step in flight reads what was taken from it.
+    restart_at: int = 0
 
     @property
     def is_current(self) -> bool:
@@ -61,10 +66,14 @@ class BlockSharing:
         settings: Settings,
         boundaries: npt.NDArray[np.bool_] | None,
         reserve: int = 0,
+        steps_in_flight: int = 0,
     ) -> None:
         """`boundaries`: bool `[vocabulary]`, tokens that end a step; None to compare no steps.
 
         At least `reserve` blocks are kept for this engine alone, whatever others would borrow.
+        `steps_in_flight`: steps that vLLM may have scheduled and not finished when it takes
+        blocks from a request. They may read what the request borrowed, so that its lender hears
+        of it so much later; vLLM itself orders what it does with its own blocks.
         """
         self.metrics = ShareMetrics()
         self._session = session
@@ -75,11 +84,16 @@ class BlockSharing:
         self._tracked: dict[str, _Tracked] = {}
         self._names: dict[int, str] = {}
         self._remaps: list[Remap] = []
+        self._steps_in_flight = steps_in_flight
+        self._step = 0
+        self._ended: deque[tuple[int, BlockTable]] = deque()
 
     def begin_step(self, running: Iterable[Any]) -> None:
         """Before vLLM schedules a step: what is freed here can be allocated in it."""
         deadline = time.perf_counter() + _STEP_SECONDS
-        self.take_back()
+        self._step += 1
+        self._close_ended()
+        self._take_back()
         for pins, valid in self._session.take_pin_requests():
             self._pin(pins, valid)
         for decision in self._session.take_decisions():
@@ -109,6 +123,7 @@ class BlockSharing:
         for request_id in request_ids:
             tracked = self._tracked.get(request_id)
             if tracked is not None and not tracked.is_current:
+                tracked.restart_at = self._step + self._steps_in_flight
                 self._restart(tracked)
 
     def finished(self, request_id: str) -> None:
@@ -116,11 +131,18 @@ class BlockSharing:
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None:
             del self._names[tracked.table.request_id]
-            self._session.close_requests([tracked.table])
+            self._ended.append((self._step + self._steps_in_flight, tracked.table))
+            self._close_ended()
 
-    def take_back(self) -> None:
-        """Let vLLM have what nobody borrows any more; a step does so by itself."""
-        self._blocks.unpin(self._session.take_unpinned())
+    @property
+    def cache_usage(self) -> float:
+        """Share of the blocks that this engine may use that are in use, 0 to 1."""
+        return self._blocks.usage
+
+    def nothing_held(self) -> AbstractContextManager[None]:
+        """Within it vLLM finds free what it was kept from; see `EngineBlocks.nothing_held`."""
+        self._take_back()
+        return self._blocks.nothing_held(self._session.pinned)
 
     def close(self) -> None:
         """vLLM shuts down."""
@@ -130,18 +152,32 @@ class BlockSharing:
         """The metrics since the last call."""
         metrics, self.metrics = self.metrics, ShareMetrics()
         metrics.attached = self._session.state == "attached"
-        metrics.pinned_blocks = self._session.pinned
+        metrics.pinned_blocks = len(self._session.pinned)
         return metrics
 
     # ---- inside ---------------------------------------------------------------------------
 
+    def _take_back(self) -> None:
+        """Let vLLM have what nobody borrows any more."""
+        self._blocks.unpin(self._session.take_unpinned())
+
+    def _close_ended(self) -> None:
+        tables = []
+        while self._ended and self._ended[0][0] <= self._step:
+            tables.append(self._ended.popleft()[1])
+        if tables:
+            self._session.close_requests(tables)
+
     def _restart(self, tracked: _Tracked) -> None:
+        if self._step < tracked.restart_at:
+            return
         tracked.preemptions = tracked.request.num_preemptions
         # It will be computed anew, and exactly.
         tracked.tainted = False
         self._session.truncate(tracked.table)
 
     def _pin(self, pins: PinRequest, valid: npt.NDArray[np.bool_]) -> None:
+        pinned = set(self._session.pinned)
         for item in np.flatnonzero(valid).tolist():
             block = int(pins.blocks[item])
             name = self._names.get(int(pins.request_ids[item]), "")
@@ -151,17 +187,18 @@ class BlockSharing:
                 and tracked.is_current
                 and self._blocks.holds(name, int(pins.groups[item]), int(pins.indices[item]), block)
             )
-            if valid[item] and not self._session.is_pinned(block):
-                valid[item] = self._blocks.num_usable - self._blocks.num_pinned > self._reserve
+            if valid[item] and block not in pinned:
+                valid[item] = self._blocks.num_usable - len(pinned) > self._reserve
                 if valid[item]:
                     self._blocks.pin(block)
+                    pinned.add(block)
         self._session.answer_pins(pins, valid)
 
     def _apply(self, decision: BlockDecision) -> None:
         applied = np.zeros(len(decision.targets), np.bool_)
-        name = self._names[decision.table.request_id]
-        tracked = self._tracked[name]
-        if tracked.is_current:
+        name = self._names.get(decision.table.request_id, "")
+        tracked = self._tracked.get(name)
+        if tracked is not None and tracked.is_current:
             for item in range(len(applied)):
                 applied[item] = self._apply_item(decision, name, item)
             if not tracked.tainted and decision.distances[applied].any():
@@ -203,7 +240,10 @@ class BlockSharing:
             tracked = self._track(request)
         elif not tracked.is_current:
             self._restart(tracked)
-        start, end = tracked.table.sealed, self._blocks.num_final(request)
+            if not tracked.is_current:
+                return
+        start = tracked.table.sealed
+        end = min(self._blocks.num_final(request), start + _STEP_BLOCKS)
         if end <= start:
             return
         blocks = self._blocks.blocks_of(request.request_id, start, end)

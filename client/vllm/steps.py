@@ -17,6 +17,9 @@ from memshare.client.block_tables import MAX_CANDIDATES, NO_CANDIDATE
 
 # Token ids are folded into this many counts: collisions only add false candidates.
 _VECTOR_SIZE: Final = 256
+# Of a very long request only the newest steps are compared with, so that no step of the engine
+# waits for long.
+_MAX_COMPARED: Final = 2048
 _ENDS: Final = ("\n", ".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
 
@@ -54,11 +57,14 @@ class ReasoningSteps:
         fresh = np.asarray(tokens[self._seen : end], np.int64)
         known = fresh < len(self._boundaries)
         ends = np.flatnonzero(self._boundaries[np.where(known, fresh, 0)] & known)
+        first = len(self._starts)
         for position in (ends + self._seen + 1).tolist():
             if position - self._open >= self._min_tokens:
                 self._finish(tokens[self._open : position])
                 self._open = position
         self._seen = max(self._seen, end)
+        if len(self._starts) > first:
+            self._compare(first)
 
     def _finish(self, tokens: Sequence[int]) -> None:
         number = len(self._starts)
@@ -66,13 +72,18 @@ class ReasoningSteps:
             self._vectors = np.concatenate((self._vectors, np.zeros_like(self._vectors)))
         counts = np.bincount(np.asarray(tokens) % _VECTOR_SIZE, minlength=_VECTOR_SIZE)
         vector = counts.astype(np.float32)
-        vector /= np.linalg.norm(vector)
-        cosines = self._vectors[:number] @ vector
-        near = np.flatnonzero(cosines >= self._similarity)
-        best = near[np.argsort(-cosines[near], kind="stable")][:MAX_CANDIDATES]
-        self._vectors[number] = vector
+        self._vectors[number] = vector / np.linalg.norm(vector)
         self._starts.append(self._open)
-        self._similar.append(best.tolist())
+
+    def _compare(self, first: int) -> None:
+        """Find what the steps from `first` on resemble, in one product."""
+        oldest = max(0, first - _MAX_COMPARED)
+        vectors = self._vectors[oldest : len(self._starts)]
+        cosines = vectors[first - oldest :] @ vectors.T
+        for number, row in enumerate(cosines, first - oldest):
+            near = np.flatnonzero(row[:number] >= self._similarity)
+            best = near[np.argsort(-row[near], kind="stable")][:MAX_CANDIDATES]
+            self._similar.append((best + oldest).tolist())
 
     def candidates(self, block: int, block_tokens: int) -> npt.NDArray[np.int32]:
         """Earlier blocks that may resemble a block, int32 `[MAX_CANDIDATES]`, -1 for none.

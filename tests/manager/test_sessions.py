@@ -171,6 +171,8 @@ def test_version_mismatch_names_both_versions(engine: Engine) -> None:
         ),
         ({"tenant": "t" * 257}, InvalidArgument, "tenant has 257 bytes, at most 256"),
         ({"engine": "é" * 129}, InvalidArgument, "engine has 258 bytes"),
+        ({"engine": "a\x1b[2Jb"}, InvalidArgument, "engine is .* must be printable"),
+        ({"tenant": "two\nlines"}, InvalidArgument, "tenant is .* must be printable"),
         ({"client_version": "1" * 257}, InvalidArgument, "client_version has"),
         ({"policy_name": "p" * 257}, InvalidArgument, "policy_name has"),
         (

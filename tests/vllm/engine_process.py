@@ -13,8 +13,9 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MODEL = Path.home() / ".cache/memshare/smollm2-135m"
 BLOCK_TOKENS = 32
@@ -75,6 +76,39 @@ class Engine:
         self.close()
 
 
+@dataclass(frozen=True)
+class _ChurnRequest:
+    name: str
+    prompt: list[int]
+    samples: int
+    tokens: int
+    abort_after: int | None
+
+    @classmethod
+    def drawn(cls, seed: int, number: int, tokens: int) -> Self:
+        chance = random.Random(f"{seed} {number}")
+        length = chance.randrange(20, 150)
+        most = chance.randrange(1, tokens)
+        return cls(
+            name=str(number),
+            prompt=[100 + (number % 7 * 37 + j * 11) % 4000 for j in range(length)],
+            samples=chance.choice((1, 1, 1, 2)),
+            tokens=most,
+            abort_after=chance.randrange(most) if chance.random() < 0.15 else None,
+        )
+
+    def parameters(self) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=0.8 if self.samples > 1 else 0.0,
+            seed=int(self.name),
+            ignore_eos=True,
+            n=self.samples,
+            max_tokens=self.tokens,
+        )
+
+
 class _Served:
     """The engine's side: each method is a command."""
 
@@ -127,48 +161,47 @@ class _Served:
         }
 
     def churn(self, seed: int, count: int, tokens: int) -> dict[str, Any]:
-        """Run `count` requests with aborts and n > 1; check vLLM's own pool after every step."""
-        from vllm import SamplingParams
+        """Run `count` requests with aborts and n > 1; check vLLM's own pool after every step.
 
-        chance, engine = random.Random(seed), self.llm.llm_engine
-        waiting = list(range(count))
-        open_requests: set[str] = set()
+        Each request is drawn from a generator of its own, so that another engine, which takes
+        other steps, is asked the same. `answers` are those of the greedy ones that were not
+        aborted.
+        """
+        engine = self.llm.llm_engine
+        waiting = [_ChurnRequest.drawn(seed, number, tokens) for number in range(count)]
+        running: dict[str, _ChurnRequest] = {}
+        answers: dict[str, list[int]] = {}
         problems: list[str] = []
-        preemptions = steps = aborted = 0
-        counts: Counter[str] = Counter()
+        preempted: set[str] = set()
+        steps = aborted = 0
         while waiting or engine.has_unfinished_requests():
-            while waiting and len(open_requests) < 12:
-                number = waiting.pop()
-                length = chance.randrange(20, 150)
-                samples = chance.choice((1, 1, 1, 2))
-                parameters = SamplingParams(
-                    temperature=0.8 if samples > 1 else 0.0,
-                    seed=number,
-                    ignore_eos=True,
-                    n=samples,
-                    max_tokens=chance.randrange(1, tokens),
+            while waiting and len(running) < 12:
+                request = waiting.pop()
+                engine.add_request(
+                    request.name, {"prompt_token_ids": request.prompt}, request.parameters()
                 )
-                prompt = [100 + (number % 7 * 37 + j * 11) % 4000 for j in range(length)]
-                engine.add_request(str(number), {"prompt_token_ids": prompt}, parameters)
-                open_requests.add(str(number))
+                running[request.name] = request
             for output in engine.step():
+                request = running[output.request_id]
+                written = output.outputs[0].token_ids
                 if output.finished:
-                    open_requests.discard(output.request_id)
+                    del running[output.request_id]
+                    if request.samples == 1:
+                        answers[request.name] = list(written)
+                elif request.abort_after is not None and len(written) >= request.abort_after:
+                    del running[output.request_id]
+                    engine.abort_request([request.name])
+                    aborted += 1
             steps += 1
-            if open_requests and chance.random() < 0.05:
-                name = chance.choice(sorted(open_requests))
-                engine.abort_request([name])
-                open_requests.discard(name)
-                aborted += 1
             problems += self._check_pool()
-            counts.update(r.request_id for r in self._scheduler.running if r.num_preemptions)
+            preempted.update(r.request_id for r in self._scheduler.running if r.num_preemptions)
         engine.step()
-        preemptions = len(counts)
         return {
             "problems": problems[:5],
             "steps": steps,
             "aborted": aborted,
-            "preempted": preemptions,
+            "preempted": len(preempted),
+            "answers": answers,
             **self.blocks(),
         }
 
@@ -184,9 +217,9 @@ class _Served:
             for block in blocks
             if not block.is_null
         )
-        blocks = getattr(scheduler.connector, "_blocks", None)
-        held = blocks._held if blocks is not None else set()
-        pinned = blocks._pinned if blocks is not None else set()
+        sharing = getattr(scheduler.connector, "_sharing", None)
+        held = sharing._blocks._held if sharing is not None else set()
+        pinned = sharing._session.pinned if sharing is not None else set()
         free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
         problems = []
         for block in pool.blocks[1:]:
@@ -201,7 +234,7 @@ class _Served:
         """How many blocks vLLM has free, and how many this engine may use."""
         connector = self._scheduler.connector
         pool = self._scheduler.kv_cache_manager.block_pool
-        usable = connector._blocks.num_usable if connector else pool.num_gpu_blocks - 1
+        usable = connector._sharing._blocks.num_usable if connector else pool.num_gpu_blocks - 1
         return {"free": pool.get_num_free_blocks(), "usable": usable}
 
     def shared(self) -> dict[str, Any]:

@@ -383,3 +383,13 @@ def test_any_message_is_a_layout_within_its_pool_or_refused(
     except InvalidArgument:
         return
     assert_partition(changed)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [(0, 0), (0, PAGE - 2), (0, 2 * PAGE + PAGE // 2), (0, 4 * PAGE - PAGE // 2)],
+)
+def test_layers_whose_pages_overlap_are_refused(offsets: tuple[int, ...]) -> None:
+    error = refused_group(layer_offsets=offsets, block_stride=2 * PAGE)
+    assert error.details == {"field": "layer_offsets"}
+    assert "of layers 0 and 1 of a group overlap" in str(error)

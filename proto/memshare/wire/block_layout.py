@@ -80,7 +80,8 @@ class BlockLayout:
 
     `dtype` is a `memshare.v1.RowDtype` value. The pool is divided into `num_blocks` blocks of
     `block_bytes`; the strides of `groups` say where their parts lie. Raises `InvalidArgument`
-    for sizes out of range, parts that overlap or leave gaps, and pages outside the pool.
+    for sizes out of range, parts that overlap or leave gaps, and pages that overlap or lie
+    outside the pool.
     """
 
     dtype: int
@@ -97,6 +98,7 @@ class BlockLayout:
             ("groups", len(self.groups), MAX_GROUPS),
         ):
             _require(name, value, limit)
+        _require("bytes of all blocks", self.num_bytes, 1 << 62)
         if self.dtype not in ITEMSIZE:
             raise InvalidArgument(
                 f"block layout: dtype {self.dtype} is unknown, use fp32, fp16 or bf16",
@@ -133,6 +135,23 @@ class BlockLayout:
         if any(offset % self.itemsize for offset in (*group.layer_offsets, group.block_stride)):
             raise InvalidArgument(
                 "block layout: offsets and strides must be multiples of the element size",
+                field="layer_offsets",
+            )
+        self._check_layers_apart(group, page)
+
+    def _check_layers_apart(self, group: BlockGroup, page: int) -> None:
+        """No page of one layer may reach into a page of another one."""
+        offsets = np.array(group.layer_offsets, np.uint64).astype(np.int64)
+        apart = offsets[:, None] - offsets
+        # The two blocks of two layers that come nearest to one another.
+        most = self.num_blocks - 1
+        blocks = np.clip(np.rint(apart / group.block_stride), -most, most).astype(np.int64)
+        overlap = np.abs(apart - blocks * group.block_stride) < page
+        first, second = np.nonzero(np.triu(overlap, 1))
+        if first.size:
+            raise InvalidArgument(
+                f"block layout: pages of {page} bytes of layers {first[0]} and {second[0]} of a "
+                f"group overlap, at offsets {offsets[first[0]]} and {offsets[second[0]]}",
                 field="layer_offsets",
             )
 

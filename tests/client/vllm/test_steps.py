@@ -62,5 +62,18 @@ def test_candidates_are_earlier_blocks_and_never_the_block_itself():
         assert len(set(found.tolist())) == len(found)
 
 
+def test_only_the_newest_steps_of_a_very_long_request_are_compared(monkeypatch):
+    monkeypatch.setattr("memshare.client.vllm.steps._MAX_COMPARED", 2)
+    steps = ReasoningSteps(BOUNDARIES, 4, 0.8)
+    tokens: list[int] = []
+    for token in (1, 2, 3, 1):
+        tokens += [token] * 3 + [END]
+        steps.add(tokens, len(tokens))
+    assert (steps.candidates(3, 4) == NO_CANDIDATE).all()
+    tokens += [3] * 3 + [END]
+    steps.add(tokens, len(tokens))
+    assert steps.candidates(4, 4)[0] == 2
+
+
 def test_a_token_beyond_the_known_vocabulary_ends_nothing():
     assert steps_of([1, 2, 3, 4, 5000, 6]).count == 0
