@@ -182,7 +182,10 @@ class _Served:
                 )
                 running[request.name] = request
             for output in engine.step():
-                request = running[output.request_id]
+                # The samples of an aborted request may end one by one.
+                request = running.get(output.request_id)
+                if request is None:
+                    continue
                 written = output.outputs[0].token_ids
                 if output.finished:
                     del running[output.request_id]
