@@ -176,5 +176,5 @@ def test_flags_that_a_shell_would_split_are_refused(command: Run) -> None:
 @pytest.mark.parametrize("value", ["-1", "some"])
 def test_flags_of_no_number_of_blocks_are_refused(command: Run, value: str) -> None:
     assert "--lease-blocks" in refused(command("vllm-flags", "--lease-blocks", value), code=2)
-    too_many = command("vllm-flags", "--lease-blocks", str((1 << 31) + 1))
-    assert "lease_blocks is 2147483649, must be 0 to 2147483648" in refused(too_many)
+    too_many = command("vllm-flags", "--lease-blocks", str(1 << 31))
+    assert "lease_blocks is 2147483648, must be 0 to 2147483647" in refused(too_many)

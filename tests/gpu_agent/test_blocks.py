@@ -594,7 +594,7 @@ def test_copies_and_zeroes_touch_only_what_is_named(dtype: RowDtype, contiguous:
 
 ROWS = RowLayout(1, 1, 4, 4, common_pb2.ROW_DTYPE_FP32, inv_freq=(0.5,))
 THRESHOLD = packing.pack([0.1, 0.1], packing.FLOAT32)
-LARGER = dataclasses.replace(layout_of(), num_blocks=BLOCKS + 1)
+LARGER = dataclasses.replace(layout_of(contiguous=True), num_blocks=BLOCKS + 1)
 
 
 def shifted() -> common_pb2.BlockLayout:
