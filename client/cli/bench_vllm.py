@@ -14,7 +14,17 @@ from memshare.client.cli.options import JsonOption
 
 def vllm(
     policy: Annotated[str, typer.Option(help="What memshare shares.")] = "block",
-    rounds: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often both are measured after each start.")
+    ] = 3,
+    starts: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How often both servers are started anew: where a process's memory comes to lie "
+            "makes it faster or slower for as long as it lives.",
+        ),
+    ] = 1,
     requests: Annotated[int, typer.Option(min=1, help="Requests of one round.")] = 24,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at a time; all of them without it.")
@@ -63,7 +73,7 @@ def vllm(
         print_report,
         running_servers,
     )
-    from memshare.client.serving.rounds import report, run_rounds
+    from memshare.client.serving.rounds import Round, report, run_rounds
 
     comparison = Comparison(
         policy=policy,
@@ -80,12 +90,18 @@ def vllm(
     )
     if mechanics:
         output.say(f"every {mechanics}th block is shared whatever it holds: the answers are wrong")
-    with running_servers(comparison) as contenders, LoadView(comparison, rounds).shown() as watch:
-        measured = run_rounds(contenders, comparison.load(), rounds, watch)
+    measured: list[Round] = []
+    for _ in range(starts):
+        with (
+            running_servers(comparison) as contenders,
+            LoadView(comparison, rounds).shown() as watch,
+        ):
+            measured += run_rounds(contenders, comparison.load(), rounds, watch)
     settings = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in asdict(comparison).items()
     }
+    settings["starts"] = starts
     document = {**report(measured, STOCK, MEMSHARE), "settings": settings}
     if json:
         output.print_json(document)
